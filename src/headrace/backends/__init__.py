@@ -1,0 +1,1 @@
+"""Backends: one protocol, one implementation per file."""

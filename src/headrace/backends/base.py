@@ -1,0 +1,146 @@
+"""What every backend is to the gateway: the own engine, a remote server, or a script in a test."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol
+
+from headrace.core.codec import TextCodec
+from headrace.core.events import Event
+from headrace.core.request import Endpoint, Request
+
+__all__ = [
+    "Backend",
+    "Capabilities",
+    "Health",
+    "Load",
+    "ModelCard",
+    "Stage",
+    "StageProgress",
+    "State",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Endpoints and optional request fields a backend honours.
+
+    A request that sets an optional field outside `fields` is refused by name with 400. Optional
+    are: echo, logprobs, n, top_k, min_p, repetition_penalty, logit_bias, min_tokens, ignore_eos,
+    stop_token_ids, include_stop_str_in_output, and the keys of `Request.extra_fields`
+    (tools, tool_choice, response_format, ...).
+    """
+
+    endpoints: frozenset[Endpoint]
+    fields: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelCard:
+    """A model as /v1/models lists it. `created` is Unix time in whole seconds."""
+
+    id: str
+    created: int
+    context_length: int
+    owned_by: str = "headrace"
+    vocab_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A backend's work right now. Counts are sequences; `as_of` is monotonic seconds.
+
+    `kv_blocks` is 0 where the backend does not say.
+    """
+
+    running: int
+    waiting: int
+    max_running: int
+    as_of: float
+    kv_blocks: int = 0
+    kv_blocks_used: int = 0
+    block_size: int = 0
+    recent_step_s: tuple[float, ...] = ()
+
+    @property
+    def kv_usage(self) -> float:
+        return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
+
+
+class Stage(StrEnum):
+    """Steps of starting up, in order."""
+
+    RESOLVE = "resolve"
+    DOWNLOAD = "download"
+    LOAD_WEIGHTS = "load_weights"
+    RESERVE_KV = "reserve_kv"
+    WARM_UP = "warm_up"
+    LISTENING = "listening"
+
+
+@dataclass(frozen=True, slots=True)
+class StageProgress:
+    """`fraction` in 0..1, `seconds` spent in this stage so far."""
+
+    stage: Stage
+    fraction: float
+    seconds: float
+    detail: str = ""
+
+
+class State(StrEnum):
+    """A backend's life; only READY takes requests."""
+
+    STARTING = "starting"
+    READY = "ready"
+    RESTARTING = "restarting"
+    FAILED = "failed"
+    CLOSED = "closed"
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """Only READY takes requests. `detail` says why not, in words for an operator."""
+
+    state: State
+    detail: str = ""
+    progress: tuple[StageProgress, ...] = field(default=())
+
+
+class Backend(Protocol):
+    """All methods are called on the event loop that called `start`."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def capabilities(self) -> Capabilities: ...
+
+    @property
+    def models(self) -> tuple[ModelCard, ...]: ...
+
+    @property
+    def codec(self) -> TextCodec | None:
+        """The tokenizer, or None where only the remote server knows it."""
+        ...
+
+    async def start(self) -> None:
+        """Returns once READY. Raises HeadraceError if it can never be."""
+        ...
+
+    def generate(self, request: Request) -> AsyncIterator[Event]:
+        """The answer, as Start, Deltas and Finishes, Usage.
+
+        Closing the iterator cancels the work. Raises HeadraceError before Start or after it.
+        """
+        ...
+
+    def load(self) -> Load: ...
+
+    def health(self) -> Health: ...
+
+    async def close(self, grace: float) -> None:
+        """Lets running requests finish for `grace` seconds, then ends them. Idempotent."""
+        ...

@@ -1,0 +1,1 @@
+"""The vocabulary every room shares. Imports nothing else of Headrace."""

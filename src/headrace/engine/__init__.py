@@ -1,0 +1,1 @@
+"""The embedded continuous-batching engine. Knows nothing of HTTP, tenants or caches."""
