@@ -149,9 +149,10 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 
     `started` marks the step in which its first tokens are computed; then `cached_tokens` counts
     prompt tokens taken from the prefix cache. `prompt_text` and `prompt_logprobs` come once, for
-    echo, the latter with one entry a prompt token, the first without a logprob. `token_ids` are the newly sampled ones, the end token included, and `logprobs`, when
-    asked for, has one entry each. `text` may lag behind the ids; nothing follows `finish` or
-    `error`. `error` is a sentence for the client; `invalid` says the request itself is at fault.
+    echo, the latter with one entry a prompt token, the first without a logprob. `token_ids` are
+    the newly sampled ones, the end token included, and `logprobs`, when asked for, has one entry
+    each. `text` may lag behind the ids; nothing follows `finish` or `error`. `error` is a
+    sentence for the client; `invalid` says the request itself is at fault.
     """
 
     seq: int
