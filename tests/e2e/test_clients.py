@@ -154,8 +154,9 @@ def test_echo_scores_the_prompt(client: openai.OpenAI) -> None:
     assert scores.tokens is not None
     assert scores.token_logprobs is not None
     assert len(scores.tokens) == len(scores.token_logprobs) == len(scores.text_offset or [])
-    assert scores.token_logprobs[0] is None
-    assert all(score < 0 for score in scores.token_logprobs[1:])
+    first, *rest = typing.cast("list[float | None]", scores.token_logprobs)
+    assert first is None
+    assert all(score is not None and score < 0 for score in rest)
     assert "".join(scores.tokens) == choice.text
 
 
