@@ -39,13 +39,17 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class ModelCard:
-    """A model as /v1/models lists it. `created` is Unix time in whole seconds."""
+    """A model as /v1/models lists it. `created` is Unix time in whole seconds.
+
+    `revision` changes whenever equal requests may be answered differently.
+    """
 
     id: str
     created: int
     context_length: int
     owned_by: str = "headrace"
     vocab_size: int | None = None
+    revision: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_path` is a local .gguf file or a folder with config.json and safetensors. `kv_bytes`
     None budgets from free memory. `max_context` None takes the model's own. `dtype` is auto, bf16
-    or fp32; `device` auto, cpu or cuda. `fault_hooks` lets tests break the engine on purpose.
+    or fp32; `device` auto, cpu or cuda. `alive_interval` is the longest silence of an idle engine
+    in seconds. `fault_hooks` lets tests break the engine on purpose.
     """
 
     model_path: str
@@ -47,6 +48,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_context: int | None = None
     prefix_cache: bool = True
     chat_template: str | None = None
+    alive_interval: float = 1.0
     fault_hooks: bool = False
 
 
@@ -141,7 +143,7 @@ class Failed(msgspec.Struct, frozen=True, tag=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True):
-    """Sent about once a second while idle, so that silence means a hang."""
+    """Sent every `EngineConfig.alive_interval` while idle, so that silence means a hang."""
 
 
 class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):

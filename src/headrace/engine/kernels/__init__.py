@@ -1,0 +1,1 @@
+"""Kernels of the engine; `reference` is the plain PyTorch oracle of each."""

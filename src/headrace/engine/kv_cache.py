@@ -1,0 +1,139 @@
+"""Tensors of the paged KV cache, and how many blocks to reserve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from headrace.engine.batch import Geometry
+from headrace.engine.models.config import DecoderConfig
+from headrace.engine.models.errors import ModelError
+
+__all__ = ["KVCache", "available_bytes", "block_bytes", "plan_num_blocks"]
+
+_FREE_SHARE = 0.5
+"""Share of free memory that the cache may take unless told."""
+
+
+class KVCache:
+    """Keys and values of all layers. Written by the runner alone.
+
+    A layer's tensor is [2 * kv_heads * (num_blocks + 1), block_size * head_dim], keys before
+    values, one plane of blocks for each head, so that gathering a sequence's blocks yields a
+    contiguous [tokens, head_dim] matrix for each head. The last block of each plane stays zero
+    and pads gathers.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        num_blocks: int,
+        block_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.geometry = Geometry(
+            num_kv_heads=config.num_kv_heads,
+            group_size=config.group_size,
+            head_dim=config.head_dim,
+            block_size=block_size,
+            total_blocks=num_blocks + 1,
+            item_bytes=dtype.itemsize,
+        )
+        shape = (
+            2 * config.num_kv_heads * self.geometry.total_blocks,
+            block_size * config.head_dim,
+        )
+        try:
+            self.layers = tuple(
+                torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
+            )
+        except (RuntimeError, MemoryError) as error:
+            raise ModelError(f"not enough memory for {num_blocks} KV blocks: {error}") from error
+
+    @property
+    def bytes(self) -> int:
+        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+
+    def vectors(self, layer: Tensor) -> Tensor:
+        """A layer's tensor as single vectors of head_dim."""
+        return layer.view(-1, self.geometry.head_dim)
+
+    def scrub(self, blocks: list[int]) -> None:
+        """Replaces values in these blocks that are not finite, so that they cannot leak into the
+        next sequence to use a block: a weight of zero does not silence a NaN."""
+        total = self.geometry.total_blocks
+        for layer in self.layers:
+            planes = layer.view(-1, total, layer.shape[-1])
+            planes[:, blocks] = torch.nan_to_num(planes[:, blocks], 0.0, 0.0, 0.0)
+
+
+def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes of one block over all layers."""
+    vectors = 2 * config.num_layers * config.num_kv_heads * block_size
+    return vectors * config.head_dim * dtype.itemsize
+
+
+def plan_num_blocks(
+    config: DecoderConfig,
+    *,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    kv_bytes: int | None,
+    max_running: int,
+    context_length: int,
+) -> int:
+    """Blocks to reserve: `kv_bytes` worth, or half of free memory, and never more than
+    `max_running` full contexts could use. Raises ModelError if not one block fits."""
+    size = block_bytes(config, block_size, dtype)
+    budget = kv_bytes if kv_bytes is not None else int(available_bytes(device) * _FREE_SHARE)
+    blocks = budget // size
+    if blocks < 1:
+        raise ModelError(f"a KV block takes {size} bytes, but only {budget} bytes are to be had")
+    return min(blocks, max_running * -(-context_length // block_size))
+
+
+def available_bytes(device: torch.device, root: Path = Path("/")) -> int:
+    """Memory free for new use on the device; on CPU the least of what the machine and the
+    control group leave. `root` is where /proc and /sys are found."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _meminfo(root / "proc/meminfo")
+    for limit, usage in (
+        ("sys/fs/cgroup/memory.max", "sys/fs/cgroup/memory.current"),
+        (
+            "sys/fs/cgroup/memory/memory.limit_in_bytes",
+            "sys/fs/cgroup/memory/memory.usage_in_bytes",
+        ),
+    ):
+        allowed, used = _number(root / limit), _number(root / usage)
+        if allowed is not None and used is not None:
+            left = max(0, allowed - used)
+            free = left if free is None else min(free, left)
+    if free is None:
+        raise ModelError("free memory is unknown here: set the KV cache size")
+    return free
+
+
+def _meminfo(path: Path) -> int | None:
+    try:
+        for line in path.read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except (OSError, ValueError, IndexError):
+        pass
+    return None
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file; None where there is no file or no limit ("max")."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None

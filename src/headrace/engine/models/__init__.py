@@ -1,0 +1,1 @@
+"""Models: where they come from, their weights, text codec and forward pass."""

@@ -1,0 +1,136 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from headrace.engine.kv_cache import KVCache, available_bytes, block_bytes, plan_num_blocks
+from headrace.engine.models.config import DecoderConfig, config_from_hf
+from headrace.engine.models.errors import ModelError
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def config() -> DecoderConfig:
+    return config_from_hf(
+        {
+            "model_type": "llama",
+            "vocab_size": 10,
+            "hidden_size": 32,
+            "intermediate_size": 32,
+            "num_hidden_layers": 3,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 64,
+        }
+    )
+
+
+def _plan(config: DecoderConfig, kv_bytes: int | None, running: int = 8, context: int = 64) -> int:
+    return plan_num_blocks(
+        config,
+        block_size=16,
+        dtype=torch.float32,
+        device=CPU,
+        kv_bytes=kv_bytes,
+        max_running=running,
+        context_length=context,
+    )
+
+
+def test_bytes_are_those_reserved(config: DecoderConfig) -> None:
+    size = block_bytes(config, 16, torch.float32)
+    assert size == 2 * 3 * 2 * 16 * 8 * 4
+    cache = KVCache(config, num_blocks=9, block_size=16, dtype=torch.float32, device=CPU)
+    assert cache.bytes == 10 * size  # and the null block
+    assert cache.num_blocks == 9
+
+
+def test_budget_is_kept(config: DecoderConfig) -> None:
+    size = block_bytes(config, 16, torch.float32)
+    assert _plan(config, 7 * size) == 7
+    assert _plan(config, 8 * size - 1) == 7
+
+
+def test_never_more_than_could_be_used(config: DecoderConfig) -> None:
+    assert _plan(config, 1 << 40, running=3, context=40) == 3 * 3
+    assert _plan(config, None, running=1, context=16) == 1
+
+
+def test_too_small_a_budget_is_refused(config: DecoderConfig) -> None:
+    with pytest.raises(ModelError, match="KV block takes"):
+        _plan(config, block_bytes(config, 16, torch.float32) - 1)
+
+
+def test_scrub_leaves_finite_values(config: DecoderConfig) -> None:
+    cache = KVCache(config, num_blocks=4, block_size=16, dtype=torch.float32, device=CPU)
+    for layer in cache.layers:
+        layer.view(4, 5, -1)[:, 2] = 3.0
+        layer.view(4, 5, -1)[:, 2, 1::2] = float("nan")
+        layer.view(4, 5, -1)[:, 1] = float("inf")
+    cache.scrub([2])
+    for layer in cache.layers:
+        planes = layer.view(4, 5, -1)
+        assert torch.equal(planes[:, 2, ::2], torch.full_like(planes[:, 2, ::2], 3.0))
+        assert planes[:, 2].isfinite().all()
+        assert planes[:, 1].isinf().all()
+
+
+def _machine(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+MEMINFO = "MemTotal: 9000 kB\nMemFree: 1 kB\nMemAvailable: 4000 kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "free"),
+    [
+        ({"proc/meminfo": MEMINFO}, 4_096_000),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory.max": "max\n",
+                "sys/fs/cgroup/memory.current": "5\n",
+            },
+            4_096_000,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory.max": "3000000\n",
+                "sys/fs/cgroup/memory.current": "1000000\n",
+            },
+            2_000_000,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "3000\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "4000\n",
+            },
+            0,
+        ),
+        (
+            {
+                "proc/meminfo": MEMINFO,
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{1 << 62}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": "4000\n",
+            },
+            4_096_000,
+        ),
+    ],
+)
+def test_available_bytes(tmp_path: Path, files: dict[str, str], free: int) -> None:
+    assert available_bytes(CPU, _machine(tmp_path, files)) == free
+
+
+def test_unknown_memory_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="KV cache size"):
+        available_bytes(CPU, tmp_path)
