@@ -1,11 +1,23 @@
-"""Settings: command-line flags > environment > TOML file > defaults, each value with its origin."""
+"""What can be set, with defaults and limits. `headrace.config_loading` fills it from its sources.
+
+The docstring below a field is its line in docs/configuration.md.
+"""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    model_validator,
+)
 
 __all__ = [
     "CorsSettings",
@@ -14,58 +26,119 @@ __all__ = [
     "LogSettings",
     "ServerSettings",
     "Settings",
+    "format_size",
+    "parse_size",
 ]
 
-Seconds = Annotated[float, Field(gt=0)]
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b?)?", re.IGNORECASE)
+_POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
+
+
+def parse_size(value: object) -> object:
+    """Bytes from "2GiB", "512 MB" or "1048576"; anything but a string is passed on as it is."""
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.fullmatch(value.strip())
+    if match is None or (match[3] and not match[2]):
+        raise ValueError('write a size as bytes or like "512MiB", "2GiB", "1.5GB"')
+    base = 1024 if match[3] else 1000
+    return round(float(match[1]) * base ** _POWERS[(match[2] or "").lower()])
+
+
+def format_size(size: int) -> str:
+    """A size for people: "1.5 GiB"."""
+    amount, unit = float(size), "B"
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024 or unit == "TiB":
+            break
+        amount /= 1024
+    return f"{amount:.0f} {unit}" if amount >= 100 or unit == "B" else f"{amount:.1f} {unit}"
+
+
+def _usable_key(key: SecretStr) -> SecretStr:
+    text = key.get_secret_value()
+    if not text or not text.isascii() or not text.isprintable() or " " in text:
+        raise ValueError("an API key is one or more visible ASCII characters without spaces")
+    return key
+
+
+Seconds = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+Size = Annotated[int, BeforeValidator(parse_size), Field(gt=0)]
+ApiKey = Annotated[SecretStr, AfterValidator(_usable_key)]
 
 
 class _Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
 class CorsSettings(_Section):
-    """Which browser origins may call. `*` allows any, and never with credentials."""
+    """Which browser origins may call."""
 
     origins: tuple[str, ...] = ("*",)
+    """Origins such as `https://app.example.org`; `*` allows any, and never with credentials."""
     credentials: bool = False
+    """Whether browsers may send cookies; needs `origins` to be listed one by one."""
+
+    @model_validator(mode="after")
+    def _no_credentials_for_all(self) -> CorsSettings:
+        if self.credentials and "*" in self.origins:
+            raise ValueError("credentials cannot be combined with the origin *; list the origins")
+        return self
 
 
 class ServerSettings(_Section):
     """The HTTP edge. Times in seconds, sizes in bytes."""
 
-    host: str = "127.0.0.1"
+    host: Annotated[str, Field(min_length=1)] = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` for every interface."""
     port: Annotated[int, Field(ge=0, le=65535)] = 8000
-    api_keys: tuple[SecretStr, ...] = ()
+    """Port to listen on; 0 takes a free one, which the banner names."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Keys that open the API (`Authorization: Bearer KEY`); without any it is open to all."""
     metrics_need_key: bool = False
+    """Whether /metrics asks for a key too."""
     cors: CorsSettings = CorsSettings()
-    max_body_bytes: Annotated[int, Field(gt=0)] = 8 * 1024 * 1024
+    max_body_bytes: Size = 8 * 1024 * 1024
+    """Largest request body."""
     body_timeout: Seconds = 30.0
+    """A request body must have arrived after this long."""
     idle_timeout: Seconds = 120.0
     """An idle HTTP connection is kept this long; longer than usual client pools keep theirs."""
     sse_keep_alive: Seconds = 15.0
     """A stream with nothing to say sends a comment this often."""
     stalled_reader_timeout: Seconds = 60.0
     """A client that reads nothing for this long is dropped."""
-    drain_timeout: Annotated[float, Field(ge=0)] = 30.0
+    drain_timeout: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 30.0
     """After SIGTERM running requests may finish for this long."""
 
 
 class EngineSettings(_Section):
     """The embedded engine."""
 
-    model: str = "smollm2-135m-instruct"
-    served_name: str | None = None
+    model: Annotated[str, Field(min_length=1)] = "smollm2-135m-instruct"
+    """A short name, a folder with safetensors, a .gguf file, or a hub id `org/name`."""
+    served_name: Annotated[str, Field(min_length=1)] | None = None
+    """The model's name in the API; from `model` where absent."""
     dtype: Literal["auto", "bf16", "fp32"] = "auto"
+    """Number format of the weights; auto is bf16 where the device computes in it, else fp32."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
+    """Where the model runs; auto takes a GPU if there is one."""
     threads: Annotated[int, Field(ge=1)] | None = None
-    kv_memory: Annotated[int, Field(gt=0)] | None = None
+    """CPU threads; one for each core where absent."""
+    kv_memory: Size | None = None
     """Bytes for the KV cache; from free memory where absent."""
     block_size: Annotated[int, Field(ge=1, le=256)] = 16
+    """Tokens in one KV block."""
     max_running: Annotated[int, Field(ge=1)] = 64
+    """Most sequences computed together."""
     max_step_tokens: Annotated[int, Field(ge=1)] = 256
+    """Most tokens computed in one step."""
     max_context: Annotated[int, Field(ge=2)] | None = None
+    """Longest prompt and answer together, in tokens; the model's own limit where absent."""
     prefix_cache: bool = True
+    """Whether equal beginnings of prompts are computed once."""
     chat_template: Path | None = None
+    """A Jinja file in place of the model's own chat template."""
     hang_timeout: Seconds = 10.0
     """An engine that is silent for this long is taken for hung and restarted."""
 
@@ -85,7 +158,9 @@ class LogSettings(_Section):
     """Logging. Prompts and answers are never logged."""
 
     level: Literal["debug", "info", "warning", "error"] = "info"
+    """Least severe level that is written."""
     json_lines: bool = False
+    """One JSON object a line instead of text."""
 
 
 class Settings(_Section):
