@@ -21,7 +21,7 @@ ALLOWED = {
     "caching": {"core"},
     "scheduling": {"core"},
     "backends": {"core", "config", "engine"},
-    "engine": {"core", "backends.base"},
+    "engine": {"core"},
     "gateway": {"core", "config", "telemetry", "caching", "scheduling", "backends"},
     "api": {"core", "config", "telemetry", "gateway", "backends.base"},
 }

@@ -9,10 +9,10 @@ import httpx2
 import pytest
 
 from headrace.api import create_app
-from headrace.backends.base import Health, Stage, StageProgress, State
 from headrace.backends.scripted import ScriptedBackend
 from headrace.config import Settings
 from headrace.core.clock import SystemClock
+from headrace.core.health import Health, Stage, StageProgress, State
 from headrace.gateway import Gateway
 from headrace.telemetry import Metrics
 from support.app import MODEL, refusal_of, site

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import Backend, State
+from headrace.backends.base import Backend
 from headrace.backends.engine import EngineBackend, Timings, cache_salt, choice_seed
 from headrace.core.errors import (
     BackendFailed,
@@ -19,6 +19,7 @@ from headrace.core.errors import (
     ShuttingDown,
 )
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
+from headrace.core.health import State
 from headrace.core.request import Endpoint, Request, SamplingParams
 from headrace.engine.wire import EngineConfig
 from support.hash_engine import BAD_SCORES, POISON, answer

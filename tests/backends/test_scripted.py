@@ -8,12 +8,13 @@ from typing import Any
 import anyio
 import pytest
 
-from headrace.backends.base import Health, Load, State
+from headrace.backends.base import Load
 from headrace.backends.bytecodec import ByteCodec
 from headrace.backends.script import Line, Script, pieces
 from headrace.backends.scripted import ScriptedBackend
 from headrace.core.errors import Overloaded
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
+from headrace.core.health import Health, State
 from headrace.core.request import Endpoint, Message, Request, SamplingParams
 
 pytestmark = pytest.mark.anyio

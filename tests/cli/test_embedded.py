@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 import support
-from headrace.backends.base import Backend, Stage, State
+from headrace.backends.base import Backend
 from headrace.cli.embedded import EmbeddedEngine, ModelNotFetched, engine_config
 from headrace.config import EngineSettings
 from headrace.core.clock import SystemClock
 from headrace.core.errors import BackendUnavailable
 from headrace.core.events import Usage
+from headrace.core.health import Stage, State
 from headrace.engine.models import store
 from headrace.engine.models.store import ModelError, ModelSource, SourceKind
 from headrace.telemetry import Metrics

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import io
 
-from headrace.backends.base import Stage, StageProgress
 from headrace.cli.progress import StageReporter
+from headrace.core.health import Stage, StageProgress
 
 
 class Terminal(io.StringIO):

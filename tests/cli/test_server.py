@@ -17,12 +17,12 @@ import aiohttp
 import pytest
 
 from headrace.api import create_app
-from headrace.backends.base import Health, Stage, StageProgress, State
 from headrace.cli.embedded import ModelNotFetched
 from headrace.cli.server import CannotListen, Process, bind
 from headrace.config import ServerSettings, Settings
 from headrace.core.clock import SystemClock
 from headrace.core.errors import BackendUnavailable, HeadraceError
+from headrace.core.health import Health, Stage, StageProgress, State
 from headrace.gateway import Gateway
 from headrace.telemetry import Metrics
 from support.backend import Call, FakeBackend

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
-from headrace.backends.base import Stage
+from headrace.core.health import Stage
 from headrace.core.request import SamplingParams
 from headrace.engine.assembly import build_engine
 from headrace.engine.client import EngineClient

@@ -10,8 +10,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from headrace.backends.base import State
 from headrace.core.errors import BackendFailed, BackendUnavailable, ShuttingDown
+from headrace.core.health import State
 from headrace.core.request import SamplingParams
 from headrace.engine.client import EngineClient
 from headrace.engine.mailbox import Mailbox

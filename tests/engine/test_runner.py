@@ -156,16 +156,21 @@ def test_logits_that_are_not_finite_fail_their_row(
     assert [outcome.error is None for outcome in outcomes] == [True, False, True]
 
 
-def test_values_that_are_not_finite_do_not_outlive_their_sequence(model: LoadedModel) -> None:
-    """The next owner of the blocks is not touched by what was left in them."""
-    driver = Driver(model, num_blocks=1)
-    guilty = driver.sequence(prompt(16))
+def test_values_that_are_not_finite_do_not_outlive_their_sequence(
+    model: LoadedModel,
+) -> None:
+    """The next owner of a block is not touched by what was left in it, but who shares it as a
+    prefix is told: zeros in its place would make a wrong answer."""
+    clean = prompt(40)
+    wanted = reference_tokens(NAME, clean[:5], 3)
+    driver = Driver(model, num_blocks=2)
+    guilty = driver.sequence(clean[:18])
     driver.step(driver.chunk(guilty))
     for layer in driver.cache.layers:
-        layer.view(-1, 2, layer.shape[-1])[:, guilty.block_table] = float("nan")
-    guilty.tokens = guilty.tokens[:16]
-    guilty.num_computed = 15
+        layer.view(-1, 3, layer.shape[-1])[:, guilty.block_table] = float("nan")
     assert driver.step(driver.chunk(guilty))[0].error is not None
+    sharer = driver.sequence(clean[:17])
+    sharer.block_table, sharer.num_computed = list(guilty.block_table), 16
+    assert driver.step(driver.chunk(sharer))[0].error is not None
     driver.drop(guilty)
-    heir = driver.sequence(prompt(5))
-    assert driver.generate(heir, 3) == reference_tokens(NAME, prompt(5), 3)
+    assert driver.generate(driver.sequence(clean[:5]), 3) == wanted

@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
-from headrace.backends.base import State
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import ShuttingDown
 from headrace.core.events import Usage
+from headrace.core.health import State
 from headrace.gateway import DEFAULT_TENANT, Gateway
 from support.backend import FakeBackend, request
 from support.gateway import Client, assert_nothing_left, outcomes, quiet, small_gateway

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.backends.base import Capabilities, State
+from headrace.backends.base import Capabilities
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import (
     BackendFailed,
@@ -21,6 +21,7 @@ from headrace.core.errors import (
     UnsupportedField,
 )
 from headrace.core.events import Delta, Event, Finish, Start, Usage
+from headrace.core.health import State
 from headrace.core.request import Endpoint, Message, Request
 from headrace.gateway import DEFAULT_TENANT, Gateway, Tenant
 from support.backend import CharacterCodec, FakeBackend, request

@@ -8,8 +8,9 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from headrace.backends.base import Capabilities, Health, Load, ModelCard, State
+from headrace.backends.base import Capabilities, Load, ModelCard
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
+from headrace.core.health import Health, State
 from headrace.core.request import Endpoint, Message, Request, SamplingParams
 
 VOCABULARY = 256

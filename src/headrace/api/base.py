@@ -8,10 +8,11 @@ from typing import Protocol, cast
 
 from starlette.requests import Request as HttpRequest
 
-from headrace.backends.base import Health, ModelCard
+from headrace.backends.base import ModelCard
 from headrace.config import Settings
 from headrace.core.clock import Clock, Entropy
 from headrace.core.events import Event
+from headrace.core.health import Health
 from headrace.core.request import Message, Request
 from headrace.gateway import Tenant
 from headrace.telemetry import Metrics

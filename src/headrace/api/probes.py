@@ -10,7 +10,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headrace.api.base import Context, context_of
-from headrace.backends.base import State
+from headrace.core.health import State
 from headrace.telemetry import EXPOSITION_TYPE
 
 __all__ = ["METRICS_PATH", "PROBE_PATHS", "router"]

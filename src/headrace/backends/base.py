@@ -3,24 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from enum import StrEnum
+from dataclasses import dataclass
 from typing import Protocol
 
 from headrace.core.codec import TextCodec
 from headrace.core.events import Event
+from headrace.core.health import Health
 from headrace.core.request import Endpoint, Request
 
-__all__ = [
-    "Backend",
-    "Capabilities",
-    "Health",
-    "Load",
-    "ModelCard",
-    "Stage",
-    "StageProgress",
-    "State",
-]
+__all__ = ["Backend", "Capabilities", "Load", "ModelCard"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,46 +62,6 @@ class Load:
     @property
     def kv_usage(self) -> float:
         return self.kv_blocks_used / self.kv_blocks if self.kv_blocks else 0.0
-
-
-class Stage(StrEnum):
-    """Steps of starting up, in order."""
-
-    RESOLVE = "resolve"
-    DOWNLOAD = "download"
-    LOAD_WEIGHTS = "load_weights"
-    RESERVE_KV = "reserve_kv"
-    WARM_UP = "warm_up"
-    LISTENING = "listening"
-
-
-@dataclass(frozen=True, slots=True)
-class StageProgress:
-    """`fraction` in 0..1, `seconds` spent in this stage so far."""
-
-    stage: Stage
-    fraction: float
-    seconds: float
-    detail: str = ""
-
-
-class State(StrEnum):
-    """A backend's life; only READY takes requests."""
-
-    STARTING = "starting"
-    READY = "ready"
-    RESTARTING = "restarting"
-    FAILED = "failed"
-    CLOSED = "closed"
-
-
-@dataclass(frozen=True, slots=True)
-class Health:
-    """Only READY takes requests. `detail` says why not, in words for an operator."""
-
-    state: State
-    detail: str = ""
-    progress: tuple[StageProgress, ...] = field(default=())
 
 
 class Backend(Protocol):

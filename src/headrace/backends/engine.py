@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator
 from typing import TYPE_CHECKING
 
 from headrace import __version__
-from headrace.backends.base import Capabilities, Health, Load, ModelCard
+from headrace.backends.base import Capabilities, Load, ModelCard
 from headrace.core.clock import Clock, Entropy, SystemClock, SystemEntropy
 from headrace.core.errors import (
     BackendFailed,
@@ -16,6 +16,7 @@ from headrace.core.errors import (
     InvalidRequest,
 )
 from headrace.core.events import Delta, Event, Finish, Start, TokenLogprob, Usage
+from headrace.core.health import Health
 from headrace.core.request import Endpoint, Request
 from headrace.engine.client import DEFAULT_BUILDER, EngineClient, EngineObserver
 from headrace.engine.supervisor import Timings

@@ -7,11 +7,12 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
 
-from headrace.backends.base import Capabilities, Health, Load, ModelCard, State
+from headrace.backends.base import Capabilities, Load, ModelCard
 from headrace.backends.bytecodec import ByteCodec
 from headrace.backends.script import Line, Piece, Script, echo_script
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, TokenLogprob, Usage
+from headrace.core.health import Health, State
 from headrace.core.request import Endpoint, Request
 
 __all__ = ["ALL_FIELDS", "Counters", "ScriptedBackend"]

@@ -9,17 +9,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backends.base import (
-    Capabilities,
-    Health,
-    Load,
-    ModelCard,
-    Stage,
-    StageProgress,
-    State,
-)
+from headrace.backends.base import Capabilities, Load, ModelCard
 from headrace.backends.engine import EngineBackend, Timings
 from headrace.core.errors import BackendUnavailable
+from headrace.core.health import Health, Stage, StageProgress, State
 from headrace.engine.client import DEFAULT_BUILDER
 from headrace.engine.models import store
 from headrace.engine.stages import StageLog

@@ -24,8 +24,8 @@ Name = Annotated[
 @refusals
 def pull(name: Name) -> None:
     """Fetch a model and print where it lies."""
-    from headrace.backends.base import Stage  # noqa: PLC0415
     from headrace.cli.progress import StageReporter  # noqa: PLC0415
+    from headrace.core.health import Stage  # noqa: PLC0415
     from headrace.engine.models import store  # noqa: PLC0415
 
     source = store.resolve(name)

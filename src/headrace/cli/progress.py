@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TextIO
 
-from headrace.backends.base import Stage, StageProgress
+from headrace.core.health import Stage, StageProgress
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer
 
-from headrace.backends.base import Stage
+from headrace.core.health import Stage
 from headrace.core.request import SamplingParams
 from headrace.engine.base import ModelRunner
 from headrace.engine.blocks import BlockPool

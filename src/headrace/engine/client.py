@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.backends.base import Health, State
 from headrace.core.clock import Clock, SystemClock
 from headrace.core.errors import BackendFailed, HeadraceError, ShuttingDown
+from headrace.core.health import Health, State
 from headrace.core.request import SamplingParams
 from headrace.engine.mailbox import Mailbox
 from headrace.engine.supervisor import Supervisor, Timings

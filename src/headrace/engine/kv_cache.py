@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -15,6 +17,9 @@ __all__ = ["KVCache", "available_bytes", "block_bytes", "plan_num_blocks"]
 
 _FREE_SHARE = 0.5
 """Share of free memory that the cache may take unless told."""
+_UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
+_CPU_LIMIT = 4 << 30
+"""Most that it takes of a CPU's memory unless told: a laptop has other work to do."""
 
 
 class KVCache:
@@ -50,9 +55,7 @@ class KVCache:
             block_size * config.head_dim,
         )
         try:
-            self.layers = tuple(
-                torch.zeros(shape, dtype=dtype, device=device) for _ in range(config.num_layers)
-            )
+            self.layers = tuple(_zeros(shape, dtype, device) for _ in range(config.num_layers))
         except (RuntimeError, MemoryError) as error:
             raise ModelError(f"not enough memory for {num_blocks} KV blocks: {error}") from error
 
@@ -64,13 +67,19 @@ class KVCache:
         """A layer's tensor as single vectors of head_dim."""
         return layer.view(-1, self.geometry.head_dim)
 
-    def scrub(self, blocks: list[int]) -> None:
-        """Replaces values in these blocks that are not finite, so that they cannot leak into the
-        next sequence to use a block: a weight of zero does not silence a NaN."""
-        total = self.geometry.total_blocks
+    def clear(self, blocks: Collection[int]) -> None:
+        """Fills blocks with zeros."""
+        chosen = sorted(blocks)
         for layer in self.layers:
-            planes = layer.view(-1, total, layer.shape[-1])
-            planes[:, blocks] = torch.nan_to_num(planes[:, blocks], 0.0, 0.0, 0.0)
+            layer.view(-1, self.geometry.total_blocks, layer.shape[-1])[:, chosen] = 0
+
+
+def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """On CPU the pages of the system, which are zero and take memory only once written to:
+    torch.zeros would write them all."""
+    if device.type != "cpu":
+        return torch.zeros(shape, dtype=dtype, device=device)
+    return torch.from_numpy(np.zeros(shape, _UNSIGNED[dtype.itemsize])).view(dtype)
 
 
 def block_bytes(config: DecoderConfig, block_size: int, dtype: torch.dtype) -> int:
@@ -89,10 +98,15 @@ def plan_num_blocks(
     max_running: int,
     context_length: int,
 ) -> int:
-    """Blocks to reserve: `kv_bytes` worth, or half of free memory, and never more than
-    `max_running` full contexts could use. Raises ModelError if not one block fits."""
+    """Blocks to reserve: `kv_bytes` worth, or half of free memory (of a CPU's, 4 GiB at most), and
+    never more than `max_running` full contexts could use. Raises ModelError if none fits."""
     size = block_bytes(config, block_size, dtype)
-    budget = kv_bytes if kv_bytes is not None else int(available_bytes(device) * _FREE_SHARE)
+    if kv_bytes is not None:
+        budget = kv_bytes
+    else:
+        budget = int(available_bytes(device) * _FREE_SHARE)
+        if device.type == "cpu":
+            budget = min(budget, _CPU_LIMIT)
     blocks = budget // size
     if blocks < 1:
         raise ModelError(f"a KV block takes {size} bytes, but only {budget} bytes are to be had")

@@ -25,7 +25,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backends.base import Stage
+from headrace.core.health import Stage
 from headrace.engine.models.errors import ModelError
 from headrace.engine.transport import ChannelClosed, EngineChannel
 from headrace.engine.wire import (

@@ -64,6 +64,8 @@ class TorchRunner:
         self._sampler = sampler
         self._cache = cache
         self._work = Workspace(model.decoder.device)
+        self._tainted: set[int] = set()
+        """Blocks that may hold values that are not finite."""
 
     @property
     def num_blocks(self) -> int:
@@ -111,6 +113,8 @@ class TorchRunner:
         if not step.order:
             return
         chunks = [step.plan.chunks[index] for index in step.order]
+        if self._tainted:
+            self._clear_reused(chunks)
         tokens = [
             token
             for chunk in chunks
@@ -138,6 +142,19 @@ class TorchRunner:
         )
         step.finite = step.hidden.isfinite().all(-1)
 
+    def _clear_reused(self, chunks: list[Chunk]) -> None:
+        """Clears tainted blocks that have a new owner: a weight of zero would not silence a NaN
+        in a slot that is not written yet."""
+        size = self.block_size
+        begun = {
+            block
+            for chunk in chunks
+            for block in chunk.sequence.block_table[-(-chunk.start // size) :]
+        }
+        reused = begun & self._tainted
+        self._cache.clear(reused)
+        self._tainted -= reused
+
     @torch.inference_mode()
     def _finish(self, step: _Step) -> dict[int, Sampled]:
         """Outcomes by place in the plan."""
@@ -153,7 +170,7 @@ class TorchRunner:
             rows = range(row, row + chunk.length)
             row += chunk.length
             if not all(finite[rows.start : rows.stop]):
-                self._cache.scrub(chunk.sequence.block_table)
+                self._tainted.update(chunk.sequence.block_table)
                 results[index] = Sampled(error=_NOT_FINITE)
                 continue
             scores = self._score(chunk, step.hidden[rows.start : rows.stop])

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from headrace.backends.base import Stage, StageProgress
 from headrace.core.clock import Clock
+from headrace.core.health import Stage, StageProgress
 
 __all__ = ["StageLog"]
 

@@ -9,9 +9,9 @@ from typing import Protocol
 
 import msgspec
 
-from headrace.backends.base import Health, State
 from headrace.core.clock import Clock
 from headrace.core.errors import BackendUnavailable, HeadraceError, ShuttingDown
+from headrace.core.health import Health, State
 from headrace.engine.child import Child
 from headrace.engine.liveness import Liveness
 from headrace.engine.stages import StageLog

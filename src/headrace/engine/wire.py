@@ -122,7 +122,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):
-    """`stage` is a value of backends.base.Stage; `fraction` in 0..1."""
+    """`stage` is a value of core.health.Stage; `fraction` in 0..1."""
 
     stage: str
     fraction: float

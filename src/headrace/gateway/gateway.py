@@ -11,13 +11,14 @@ from dataclasses import replace
 from functools import partial
 from typing import cast
 
-from headrace.backends.base import Backend, Health, ModelCard, State
+from headrace.backends.base import Backend, ModelCard
 from headrace.caching import Recorder, ResponseCache
 from headrace.config import Settings
 from headrace.core.clock import Clock
 from headrace.core.codec import TextCodec
 from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, ShuttingDown
 from headrace.core.events import Event, Finish, Usage
+from headrace.core.health import Health, State
 from headrace.core.request import Message, Request
 from headrace.gateway.lanes import Lane, Lanes
 from headrace.gateway.lifeline import Lifeline

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from headrace.backends.base import Backend, Health, ModelCard, State
+from headrace.backends.base import Backend, ModelCard
 from headrace.core.clock import Clock
 from headrace.core.errors import BackendUnavailable, ModelNotFound
+from headrace.core.health import Health, State
 from headrace.scheduling import FifoScheduler, Scheduler
 from headrace.telemetry import Metrics
 
