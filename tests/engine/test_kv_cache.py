@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 import torch
 
+from headrace.engine import kv_cache
 from headrace.engine.kv_cache import KVCache, available_bytes, block_bytes, plan_num_blocks
 from headrace.engine.models.config import DecoderConfig, config_from_hf
 from headrace.engine.models.errors import ModelError
@@ -57,6 +59,37 @@ def test_budget_is_kept(config: DecoderConfig) -> None:
 def test_never_more_than_could_be_used(config: DecoderConfig) -> None:
     assert _plan(config, 1 << 40, running=3, context=40) == 3 * 3
     assert _plan(config, None, running=1, context=16) == 1
+
+
+def test_a_cpu_is_not_filled_unless_told(
+    config: DecoderConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = block_bytes(config, 16, torch.float32)
+    for free, blocks in ((1 << 40, (4 << 30) // size), (1000 * size, 500)):
+        monkeypatch.setattr(kv_cache, "available_bytes", lambda _device, free=free: free)
+        assert _plan(config, None, running=1 << 30) == blocks
+    assert _plan(config, 1 << 40, running=1 << 40) == (1 << 40) // size
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_memory_is_taken_when_it_is_written(config: DecoderConfig) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KVCache(config, num_blocks=40_000, block_size=16, dtype=torch.float32, device=CPU)
+    assert cache.bytes > 200 << 20
+    assert resident() - before < 50 << 20
+    assert not cache.layers[2][-1].any()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_begins_with_zeros_of_its_type(config: DecoderConfig, dtype: torch.dtype) -> None:
+    cache = KVCache(config, num_blocks=2, block_size=4, dtype=dtype, device=CPU)
+    for layer in cache.layers:
+        assert layer.dtype == dtype
+        assert layer.shape == (2 * 2 * 3, 4 * 8)
+        assert not layer.any()
 
 
 def test_too_small_a_budget_is_refused(config: DecoderConfig) -> None:

@@ -35,7 +35,7 @@ class Workspace:
         self._buffers: dict[tuple[str, torch.dtype], Tensor] = {}
 
     def take(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """A tensor of unspecified finite or stale content, valid until `name` is taken again."""
+        """A tensor with what was last left in it, valid until `name` is taken again."""
         size = math.prod(shape)
         buffer = self._buffers.get((name, dtype))
         if buffer is None or buffer.numel() < size:
@@ -62,7 +62,11 @@ def rope_(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
-    """silu(gate) * up of [rows, 2 * width] holding both side by side."""
+    """silu(gate) * up of [rows, 2 * width] holding both side by side.
+
+    Independent of the batch where threads get whole vectors, that is where 16 * threads divides
+    the width: elsewhere an element's last bit may depend on whether it falls into a remainder.
+    """
     gate, up = gate_up.chunk(2, dim=-1)
     return F.silu(gate).mul_(up)
 
