@@ -80,16 +80,25 @@ def test_memory_is_taken_when_it_is_written(config: DecoderConfig) -> None:
     cache = KVCache(config, num_blocks=40_000, block_size=16, dtype=torch.float32, device=CPU)
     assert cache.bytes > 200 << 20
     assert resident() - before < 50 << 20
-    assert not cache.layers[2][-1].any()
+    assert not cache.blocks[-1].any()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_begins_with_zeros_of_its_type(config: DecoderConfig, dtype: torch.dtype) -> None:
     cache = KVCache(config, num_blocks=2, block_size=4, dtype=dtype, device=CPU)
-    for layer in cache.layers:
-        assert layer.dtype == dtype
-        assert layer.shape == (2 * 2 * 3, 4 * 8)
-        assert not layer.any()
+    assert cache.blocks.dtype == dtype
+    assert cache.blocks.shape == (3, len(cache.layers) * 2 * 2 * 4 * 8)
+    assert not cache.blocks.any()
+
+
+def test_layers_share_one_index_and_no_row(config: DecoderConfig) -> None:
+    cache = KVCache(config, num_blocks=2, block_size=4, dtype=torch.float32, device=CPU)
+    stride = cache.geometry.block_stride
+    index = torch.tensor([block * stride + plane for block in range(3) for plane in range(4)])
+    for number, layer in enumerate(cache.layers, start=1):
+        assert not layer[index].any(), "another layer wrote here"
+        layer[index] = number
+    assert cache.blocks.all(), "every row belongs to a layer"
 
 
 def test_too_small_a_budget_is_refused(config: DecoderConfig) -> None:
@@ -99,13 +108,10 @@ def test_too_small_a_budget_is_refused(config: DecoderConfig) -> None:
 
 def test_clear_touches_no_other_block(config: DecoderConfig) -> None:
     cache = KVCache(config, num_blocks=4, block_size=16, dtype=torch.float32, device=CPU)
-    for layer in cache.layers:
-        layer.fill_(float("nan"))
+    cache.blocks.fill_(float("nan"))
     cache.clear({2, 0})
-    for layer in cache.layers:
-        planes = layer.view(4, 5, -1)
-        assert not planes[:, [0, 2]].any()
-        assert planes[:, [1, 3, 4]].isnan().all()
+    assert not cache.blocks[[0, 2]].any()
+    assert cache.blocks[[1, 3, 4]].isnan().all()
 
 
 def _machine(root: Path, files: dict[str, str]) -> Path:

@@ -32,12 +32,18 @@ class Geometry:
     group_size: int
     head_dim: int
     block_size: int
+    num_layers: int
     total_blocks: int
     item_bytes: int
 
     @property
     def null_block(self) -> int:
         return self.total_blocks - 1
+
+    @property
+    def block_stride(self) -> int:
+        """Rows of a head, keys or values, from one block to the next."""
+        return self.num_layers * 2 * self.num_kv_heads
 
     @property
     def token_bytes(self) -> int:
@@ -146,7 +152,7 @@ class _Maker:
         self._windows = windows
         self._dtype = dtype
         self._device = device
-        self._planes = np.arange(2 * geometry.num_kv_heads) * geometry.total_blocks
+        self._planes = np.arange(2 * geometry.num_kv_heads)
 
     def decodes_together(self, spans: Sequence[Span]) -> int:
         """How many of these, longest first, to attend in one group."""
@@ -191,11 +197,12 @@ class _Maker:
 
     def slots(self, spans: Sequence[Span]) -> Tensor:
         size = self._geometry.block_size
+        stride = self._geometry.block_stride * size
         found: list[int] = []
         for span in spans:
             table = span.block_table
             found.extend(
-                table[position // size] * size + position % size
+                table[position // size] * stride + position % size
                 for position in range(span.start, span.end)
             )
         rows = np.array(found, dtype=np.int64)[:, None] + self._planes * size
@@ -207,6 +214,7 @@ class _Maker:
         for row, span in enumerate(spans):
             used = -(-span.end // self._geometry.block_size)
             table[row, :used] = span.block_table[:used]
+        table *= self._geometry.block_stride
         return self._tensor((self._planes[:, None] + table.reshape(1, -1)).reshape(-1)), blocks
 
     def _mask(self, positions: np.ndarray, keys: int, window: int | None) -> Tensor:

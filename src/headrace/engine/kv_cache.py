@@ -25,10 +25,11 @@ _CPU_LIMIT = 4 << 30
 class KVCache:
     """Keys and values of all layers. Written by the runner alone.
 
-    A layer's tensor is [2 * kv_heads * (num_blocks + 1), block_size * head_dim], keys before
-    values, one plane of blocks for each head, so that gathering a sequence's blocks yields a
-    contiguous [tokens, head_dim] matrix for each head. The last block of each plane stays zero
-    and pads gathers.
+    Memory is [num_blocks + 1, layers, 2 * kv_heads, block_size * head_dim], keys before values:
+    what a step adds lies close together, and gathering a sequence's rows of one head yields a
+    contiguous [tokens, head_dim] matrix. The last block stays zero and pads gathers.
+    `layers` are views of that memory as rows of block_size * head_dim, each beginning at its
+    layer's part of the first block, so that one index serves them all.
     """
 
     def __init__(
@@ -47,21 +48,23 @@ class KVCache:
             group_size=config.group_size,
             head_dim=config.head_dim,
             block_size=block_size,
+            num_layers=config.num_layers,
             total_blocks=num_blocks + 1,
             item_bytes=dtype.itemsize,
         )
-        shape = (
-            2 * config.num_kv_heads * self.geometry.total_blocks,
-            block_size * config.head_dim,
-        )
+        stride, planes = self.geometry.block_stride, 2 * config.num_kv_heads
+        shape = (self.geometry.total_blocks * stride, block_size * config.head_dim)
         try:
-            self.layers = tuple(_zeros(shape, dtype, device) for _ in range(config.num_layers))
+            self._rows = _zeros(shape, dtype, device)
         except (RuntimeError, MemoryError) as error:
             raise ModelError(f"not enough memory for {num_blocks} KV blocks: {error}") from error
+        self.layers = tuple(self._rows[first:] for first in range(0, stride, planes))
+        self.blocks = self._rows.view(self.geometry.total_blocks, -1)
+        """The same memory, a row a block."""
 
     @property
     def bytes(self) -> int:
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return self._rows.numel() * self._rows.element_size()
 
     def vectors(self, layer: Tensor) -> Tensor:
         """A layer's tensor as single vectors of head_dim."""
@@ -69,9 +72,7 @@ class KVCache:
 
     def clear(self, blocks: Collection[int]) -> None:
         """Fills blocks with zeros."""
-        chosen = sorted(blocks)
-        for layer in self.layers:
-            layer.view(-1, self.geometry.total_blocks, layer.shape[-1])[:, chosen] = 0
+        self.blocks[sorted(blocks)] = 0
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

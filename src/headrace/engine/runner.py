@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -28,7 +27,10 @@ _log = logging.getLogger(__name__)
 
 
 class Sampling(Protocol):
-    """What the runner needs of a sampler; `headrace.engine.sampler.Sampler` is the one."""
+    """What the runner needs of a sampler; `headrace.engine.sampler.Sampler` is the one.
+
+    A row that has no distribution gets an error of its own.
+    """
 
     def sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]: ...
 
@@ -180,20 +182,11 @@ class TorchRunner:
         if sampling:
             indices = [index for index, _ in sampling]
             logits = self._decoder.logits(step.hidden[[last for _, last in sampling]])
-            drawn = self._sample(logits, [chunks[index].sequence for index in indices])
+            drawn = self._sampler.sample(logits, [chunks[index].sequence for index in indices])
             for index, outcome in zip(indices, drawn, strict=True):
                 scores = results[index].prompt_logprobs
                 results[index] = replace(outcome, prompt_logprobs=scores) if scores else outcome
         return results
-
-    def _sample(self, logits: Tensor, sequences: list[Sequence]) -> list[Sampled]:
-        finite = logits.sum(-1).isfinite().tolist()
-        drawn: Iterator[Sampled] = iter(())
-        good = [row for row, usable in enumerate(finite) if usable]
-        if good:
-            rows = logits if len(good) == len(finite) else logits[good]
-            drawn = iter(self._sampler.sample(rows, [sequences[row] for row in good]))
-        return [next(drawn) if usable else Sampled(error=_NOT_FINITE) for usable in finite]
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> tuple[RawLogprob, ...]:
         """Scores of the prompt tokens that follow each of the chunk's positions."""

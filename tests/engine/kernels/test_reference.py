@@ -20,10 +20,12 @@ class Paged:
     def __init__(self, kv_heads: int, group: int, dim: int, block: int, lengths: list[int]) -> None:
         self.blocks = [-(-length // block) for length in lengths]
         total = sum(self.blocks) + 1
-        self.geometry = Geometry(kv_heads, group, dim, block, total, 4)
+        layers, layer = 3, 1
+        self.geometry = Geometry(kv_heads, group, dim, block, layers, total, 4)
         generator = torch.Generator().manual_seed(1)
-        self.cache = torch.randn(2 * kv_heads * total, block * dim, generator=generator)
-        self.planes = self.cache.view(2 * kv_heads, total, block, dim)
+        memory = torch.randn(total, layers, 2 * kv_heads, block * dim, generator=generator)
+        self.cache = memory.view(-1, block * dim)[layer * 2 * kv_heads :]
+        self.planes = memory[:, layer].view(total, 2 * kv_heads, block, dim).transpose(0, 1)
         self.planes[:, -1] = 0
         order = torch.randperm(total - 1, generator=generator).tolist()
         self.tables = [[order.pop() for _ in range(count)] for count in self.blocks]

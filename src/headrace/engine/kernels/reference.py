@@ -81,7 +81,7 @@ def paged_attention(
     """Causal attention of packed query rows over paged keys and values.
 
     `query` is [rows, heads, head_dim], `cache` one layer's as
-    [2 * kv_heads * total_blocks, block_size * head_dim]. Returns [rows, heads * head_dim], valid
+    rows of block_size * head_dim, as KVCache lays them. Returns [rows, heads * head_dim], valid
     until the next call with the same workspace.
     """
     geometry = batch.geometry
