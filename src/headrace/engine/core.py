@@ -151,15 +151,16 @@ class EngineCore:
 
     def _compute(self, plan: StepPlan) -> list[Sampled]:
         """The outcome of each chunk. The runner sorts out whose fault a failure is; only where
-        there is one chunk it cannot tell, so the sequence is blamed, until it happens again."""
+        all chunks are one request's it cannot tell, so that is blamed, until it happens again."""
         try:
             outcomes = self._runner.collect(self._runner.launch(plan))
         except Exception:
             self._failed_steps += 1
-            if len(plan.chunks) > 1 or self._failed_steps >= _MAX_FAILED_STEPS:
+            groups = {chunk.sequence.group for chunk in plan.chunks}
+            if len(groups) > 1 or self._failed_steps >= _MAX_FAILED_STEPS:
                 raise
             _log.exception("sequence %d failed", plan.chunks[0].sequence.id)
-            return [Sampled(error=_FAILED)]
+            return [Sampled(error=_FAILED) for _ in plan.chunks]
         self._failed_steps = 0
         return [
             Sampled(error=_FAILED)
