@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import pytest
 
 from headrace.core.events import FinishReason
@@ -147,6 +148,17 @@ class TestIsolation:
         assert Collected().run(core).ended[1].error
         core.submit(submit(2, "next", max_tokens=20))
         assert Collected().run(core).text[2] == solo("next", 20)
+        assert_at_rest(core, pool)
+
+    def test_nor_do_the_choices_of_one_bad_request(self) -> None:
+        core, _, pool = build_core()
+        for seq in (1, 2):
+            core.submit(msgspec.structs.replace(submit(seq, [POISON], max_tokens=20), group=1))
+        got = Collected().run(core)
+        assert got.ended[1].error
+        assert got.ended[2].error
+        core.submit(submit(3, "next", max_tokens=20))
+        assert Collected().run(core).text[3] == solo("next", 20)
         assert_at_rest(core, pool)
 
     def test_a_runner_that_fails_on_everything_is_not_hidden(self) -> None:
