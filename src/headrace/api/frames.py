@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,7 +76,7 @@ def sse(payload: dict[str, Any]) -> bytes:
     return b"data: " + orjson.dumps(payload) + b"\n\n"
 
 
-class _Frames:
+class _Frames(ABC):
     """What both endpoints' streams share: opening, closing, usage and the end."""
 
     kind = ""
@@ -152,17 +153,17 @@ class _Frames:
         self._open[index] = True
         return self._first(index)
 
-    def _first(self, index: int) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _first(self, index: int) -> bytes: ...
 
-    def _full(self, event: Delta) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _full(self, event: Delta) -> bytes: ...
 
-    def _closing(self, event: Finish) -> bytes:
-        raise NotImplementedError
+    @abstractmethod
+    def _closing(self, event: Finish) -> bytes: ...
 
-    def _choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
-        raise NotImplementedError
+    @abstractmethod
+    def _choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]: ...
 
 
 class ChatFrames(_Frames):
