@@ -2,7 +2,8 @@
 
     python benchmarks/closed_loop.py --out benchmarks/results/closed_loop.json
 
-Without --url a server is started for the run and stopped after it. Prompts are random token ids,
+Without --url a server is started for the run and stopped after it; it is left alone for --settle
+seconds first, in which it populates its KV memory. Prompts are random token ids,
 all different, so no prefix is shared; answers ignore the end token, so every request costs the
 same. Token counts are the server's own (continuous usage), never chunks. The first wave of each
 level warms the server up and is thrown away.
@@ -216,6 +217,8 @@ def served(args: argparse.Namespace, result: dict[str, Any]) -> Iterator[str]:
     try:
         wait_ready(url)
         result["ready_after_s"] = round(time.monotonic() - started, 2)
+        result["settled_for_s"] = args.settle
+        time.sleep(args.settle)
         yield url
     finally:
         server.send_signal(signal.SIGTERM)
@@ -265,6 +268,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", help="server to load; without it one is started")
     parser.add_argument("--serve-args", default="", help="further arguments of `headrace serve`")
+    parser.add_argument("--settle", type=float, default=20.0)
     parser.add_argument("--model")
     parser.add_argument("--api-key")
     parser.add_argument("--concurrency", type=int, nargs="+", default=[1, 8, 32, 64])

@@ -125,6 +125,9 @@ class EngineSettings(_Section):
     """Where the model runs; auto takes a GPU if there is one."""
     threads: Annotated[int, Field(ge=1)] | None = None
     """CPU threads; one for each core where absent."""
+    kernels: Literal["auto", "native", "reference"] = "auto"
+    """What computes around the matrix products: native kernels, compiled on the first start by
+    this machine's C compiler (fp32 on CPU), or plain PyTorch; auto takes native ones if it can."""
     kv_memory: Size | None = None
     """Bytes for the KV cache; from free memory where absent."""
     block_size: Annotated[int, Field(ge=1, le=256)] = 16

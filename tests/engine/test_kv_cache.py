@@ -83,6 +83,25 @@ def test_memory_is_taken_when_it_is_written(config: DecoderConfig) -> None:
     assert not cache.blocks[-1].any()
 
 
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads Linux's /proc")
+def test_populating_takes_memory_and_changes_nothing(config: DecoderConfig) -> None:
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    before = resident()
+    cache = KVCache(config, num_blocks=8_000, block_size=16, dtype=torch.float32, device=CPU)
+    cache.blocks[::500] = 7.0
+    slices = 0
+    while cache.populate():
+        slices += 1
+    assert slices in (0, -(-cache.bytes // (8 << 20)))
+    if slices:  # else the system cannot
+        assert resident() - before > 0.9 * cache.bytes
+    assert not cache.populate(), "done is done"
+    assert (cache.blocks[::500] == 7.0).all()
+    assert cache.blocks.sum() == 7.0 * cache.blocks[::500].numel()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_begins_with_zeros_of_its_type(config: DecoderConfig, dtype: torch.dtype) -> None:
     cache = KVCache(config, num_blocks=2, block_size=4, dtype=dtype, device=CPU)

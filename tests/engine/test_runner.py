@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.base import RawLogprob, Sampled
+from headrace.engine.kernels.base import Kernels
 from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.weights import LoadedModel
 from headrace.engine.sampler import Sampler
@@ -145,8 +146,8 @@ def test_logits_that_are_not_finite_fail_their_row(
 ) -> None:
     head = Decoder.logits
 
-    def spoilt(decoder: Decoder, hidden: Tensor) -> Tensor:
-        logits = head(decoder, hidden)
+    def spoilt(decoder: Decoder, hidden: Tensor, kernels: Kernels) -> Tensor:
+        logits = head(decoder, hidden, kernels)
         logits[1, 5] = float("inf")
         return logits
 

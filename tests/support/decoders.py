@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
 from headrace.core.request import SamplingParams
 from headrace.engine.base import RawLogprob, Sampled
+from headrace.engine.kernels.base import Kernels
+from headrace.engine.kernels.choose import choose_kernels
+from headrace.engine.kernels.reference import ReferenceKernels
 from headrace.engine.kv_cache import KVCache
+from headrace.engine.models.store import cache_folder
 from headrace.engine.models.weights import LoadedModel, load_model
 from headrace.engine.runner import Sampling, TorchRunner
 from headrace.engine.sequence import Chunk, Sequence, StepPlan
@@ -163,6 +169,15 @@ class Greedy:
         )
 
 
+def make_kernels(kind: str) -> Kernels:
+    """Plain or compiled ones, float32 on CPU."""
+    if kind == "native" and shutil.which("cc") is None:
+        pytest.skip("there is no C compiler")
+    return choose_kernels(
+        kind, dtype=torch.float32, device=torch.device("cpu"), folder=cache_folder() / "kernels"
+    )
+
+
 class Driver:
     """Plays planner: hands out blocks in no particular order and makes plans."""
 
@@ -171,6 +186,7 @@ class Driver:
         model: LoadedModel,
         *,
         sampler: Sampling | None = None,
+        kernels: Kernels | None = None,
         block_size: int = 16,
         num_blocks: int = 256,
     ) -> None:
@@ -182,7 +198,12 @@ class Driver:
             dtype=model.decoder.dtype,
             device=model.decoder.device,
         )
-        self.runner = TorchRunner(model, sampler or self.greedy, self.cache)
+        self.runner = TorchRunner(
+            model,
+            sampler or self.greedy,
+            self.cache,
+            kernels or ReferenceKernels(model.decoder.dtype, model.decoder.device),
+        )
         order = torch.randperm(num_blocks, generator=torch.Generator().manual_seed(7))
         self._free: list[int] = order.tolist()
         self._next_id = 0

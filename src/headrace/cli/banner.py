@@ -49,9 +49,10 @@ def banner(loaded: LoadedSettings, info: ModelInfo | None, name: str, url: str) 
     if info is not None:
         tokens = info.num_blocks * info.block_size
         size = f"{_count(info.parameters)} parameters"
+        computes = f"{info.device}, {info.dtype}, {info.kernels} kernels"
         rows += [
             ("model", f"{info.architecture}, {size}, context {info.context_length:,} tokens"),
-            ("device", f"{info.device}, {info.dtype}, weights {format_size(info.weight_bytes)}"),
+            ("device", f"{computes}, weights {format_size(info.weight_bytes)}"),
             ("KV cache", f"{tokens:,} tokens in {format_size(info.kv_bytes)}"),
         ]
     running = settings.engine.max_running if info is None else info.max_running

@@ -47,6 +47,7 @@ def engine_config(settings: EngineSettings, path: Path, name: str) -> EngineConf
         dtype=settings.dtype,
         device=settings.device,
         threads=settings.threads,
+        kernels=settings.kernels,
         kv_bytes=settings.kv_memory,
         block_size=settings.block_size,
         max_running=settings.max_running,

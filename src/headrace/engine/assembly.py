@@ -16,8 +16,13 @@ from headrace.core.request import SamplingParams
 from headrace.engine.base import ModelRunner
 from headrace.engine.blocks import BlockPool
 from headrace.engine.core import EngineCore
+from headrace.engine.kernels.base import Kernels
+from headrace.engine.kernels.choose import choose_kernels
+from headrace.engine.kernels.native import NativeUnavailable
 from headrace.engine.kv_cache import KVCache, plan_num_blocks
+from headrace.engine.models.decoder import Decoder
 from headrace.engine.models.errors import ModelError
+from headrace.engine.models.store import cache_folder
 from headrace.engine.models.tokenizer import TokenizerBundle, load_tokenizer
 from headrace.engine.models.weights import LoadedModel, load_model
 from headrace.engine.output import OutputProcessor
@@ -78,7 +83,8 @@ def build_engine(config: EngineConfig, progress: ProgressReport) -> tuple[Engine
 
     eos = list(dict.fromkeys((*bundle.eos_token_ids, *decoder.config.eos_token_ids)))
     vocab_size = decoder.config.vocab_size
-    runner = TorchRunner(model, Sampler(vocab_size, eos, decoder.device), cache)
+    kernels = _kernels(config, decoder)
+    runner = TorchRunner(model, Sampler(vocab_size, eos, decoder.device), cache, kernels)
     blocks = BlockPool(num_blocks, config.block_size, prefix_cache=config.prefix_cache)
     core = EngineCore(
         runner,
@@ -87,11 +93,28 @@ def build_engine(config: EngineConfig, progress: ProgressReport) -> tuple[Engine
         blocks,
         max_context=context,
         vocab_size=vocab_size,
+        rest=cache.populate,
     )
     _warm_up(runner, config, core.max_length, progress)
     return core, _describe(
-        config, model, bundle, eos_token_ids=eos, cache=cache, max_length=core.max_length
+        config,
+        model,
+        bundle,
+        eos_token_ids=eos,
+        cache=cache,
+        max_length=core.max_length,
+        kernels=kernels.name,
     )
+
+
+def _kernels(config: EngineConfig, decoder: Decoder) -> Kernels:
+    folder = cache_folder() / "kernels"
+    try:
+        return choose_kernels(
+            config.kernels, dtype=decoder.dtype, device=decoder.device, folder=folder
+        )
+    except NativeUnavailable as error:
+        raise ModelError(f"the native kernels cannot be used: {error}") from None
 
 
 def _warm_up(
@@ -148,6 +171,7 @@ def _describe(
     eos_token_ids: list[int],
     cache: KVCache,
     max_length: int,
+    kernels: str,
 ) -> ModelInfo:
     revision = hashlib.blake2b(digest_size=16)
     for part in (
@@ -175,4 +199,5 @@ def _describe(
         kv_bytes=cache.bytes,
         max_running=config.max_running,
         max_step_tokens=config.max_step_tokens,
+        kernels=kernels,
     )

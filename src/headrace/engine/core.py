@@ -51,6 +51,7 @@ class EngineCore:
         *,
         max_context: int,
         vocab_size: int,
+        rest: Callable[[], bool] | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._runner = runner
@@ -59,6 +60,7 @@ class EngineCore:
         self._pool = pool
         self._max_length = min(max_context, pool.num_blocks * pool.block_size)
         self._vocab_size = vocab_size
+        self._rest = rest
         self._clock = clock
         self._refused: list[Output] = []
         self._changed = False
@@ -115,6 +117,11 @@ class EngineCore:
     def set_targets(self, max_step_tokens: int, max_running: int) -> None:
         """From the next step on."""
         self._planner.set_targets(max_step_tokens, max_running)
+
+    def rest(self) -> bool:
+        """A few milliseconds of the work that can wait until the engine is idle; true while there
+        is more."""
+        return self._rest is not None and self._rest()
 
     def step(self) -> Step | None:
         """One turn. None if there was nothing to compute and nothing to report."""

@@ -112,7 +112,7 @@ def _load(channel: EngineChannel, config: EngineConfig, builder: str) -> EngineC
 
 def _serve(channel: EngineChannel, core: EngineCore, config: EngineConfig) -> None:
     """Until Shutdown. Every turn sends something, after `alive_interval` at the latest."""
-    timeout = 0.0
+    timeout, worked = 0.0, True
     while True:
         for message in channel.receive(timeout):
             if isinstance(message, Shutdown):
@@ -121,13 +121,14 @@ def _serve(channel: EngineChannel, core: EngineCore, config: EngineConfig) -> No
         step = None if core.idle else core.step()
         if step is not None:
             channel.send(step)
-            timeout = 0.0
+            timeout, worked = 0.0, True
             continue
-        if timeout > 0:
-            channel.send(Alive())
-        else:
+        if worked:
             gc.collect()  # the loop has come to rest: a pause here delays nobody
-        timeout = config.alive_interval
+            worked = False
+        else:
+            channel.send(Alive())
+        timeout = 0.0 if core.rest() else config.alive_interval
 
 
 def _handle(core: EngineCore, message: FrontMessage, *, faults: bool) -> None:

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from headrace.engine.base import RawLogprob, Sampled
-from headrace.engine.batch import AttentionBatch, Span
-from headrace.engine.kernels.reference import Workspace
+from headrace.engine.batch import Span
+from headrace.engine.kernels.base import Kernels
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.weights import LoadedModel
 from headrace.engine.sequence import Chunk, Sequence, StepPlan
@@ -60,12 +60,14 @@ class TorchRunner:
     exception is raised by `collect`, for then the fault is not theirs.
     """
 
-    def __init__(self, model: LoadedModel, sampler: Sampling, cache: KVCache) -> None:
+    def __init__(
+        self, model: LoadedModel, sampler: Sampling, cache: KVCache, kernels: Kernels
+    ) -> None:
         self._model = model
         self._decoder = model.decoder
         self._sampler = sampler
         self._cache = cache
-        self._work = Workspace(model.decoder.device)
+        self._kernels = kernels
         self._tainted: set[int] = set()
         """Blocks that may hold values that are not finite."""
 
@@ -122,25 +124,11 @@ class TorchRunner:
             for chunk in chunks
             for token in chunk.sequence.tokens[chunk.start : chunk.start + chunk.length]
         ]
-        positions = [
-            position
-            for chunk in chunks
-            for position in range(chunk.start, chunk.start + chunk.length)
-        ]
+        spans = [Span(chunk.start, chunk.length, chunk.sequence.block_table) for chunk in chunks]
         decoder = self._decoder
-        batch = AttentionBatch.build(
-            [Span(chunk.start, chunk.length, chunk.sequence.block_table) for chunk in chunks],
-            self._cache.geometry,
-            decoder.windows,
-            dtype=decoder.dtype,
-            device=decoder.device,
-        )
+        self._kernels.begin(spans, self._cache.geometry, decoder.windows)
         step.hidden = decoder.forward(
-            torch.tensor(tokens, device=decoder.device),
-            torch.tensor(positions, device=decoder.device),
-            batch,
-            self._cache,
-            self._work,
+            torch.tensor(tokens, device=decoder.device), self._cache, self._kernels
         )
         step.finite = step.hidden.isfinite().all(-1)
 
@@ -181,12 +169,15 @@ class TorchRunner:
                 sampling.append((index, rows[-1]))
         if sampling:
             indices = [index for index, _ in sampling]
-            logits = self._decoder.logits(step.hidden[[last for _, last in sampling]])
+            logits = self._logits(step.hidden[[last for _, last in sampling]])
             drawn = self._sampler.sample(logits, [chunks[index].sequence for index in indices])
             for index, outcome in zip(indices, drawn, strict=True):
                 scores = results[index].prompt_logprobs
                 results[index] = replace(outcome, prompt_logprobs=scores) if scores else outcome
         return results
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        return self._decoder.logits(hidden, self._kernels)
 
     def _score(self, chunk: Chunk, hidden: Tensor) -> tuple[RawLogprob, ...]:
         """Scores of the prompt tokens that follow each of the chunk's positions."""
@@ -198,7 +189,7 @@ class TorchRunner:
         for first in range(0, scored, _SCORED_ROWS):
             last = min(first + _SCORED_ROWS, scored)
             following = sequence.tokens[chunk.start + first + 1 : chunk.start + last + 1]
-            logits = self._decoder.logits(hidden[first:last])
+            logits = self._logits(hidden[first:last])
             scores += self._sampler.score(logits, following, sequence.sampling.prompt_logprobs or 0)
         return tuple(scores)
 

@@ -32,14 +32,16 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     `model_path` is a local .gguf file or a folder with config.json and safetensors. `kv_bytes`
     None budgets from free memory. `max_context` None takes the model's own. `dtype` is auto, bf16
-    or fp32; `device` auto, cpu or cuda. `alive_interval` is the longest silence of an idle engine
-    in seconds. `fault_hooks` lets tests break the engine on purpose.
+    or fp32; `device` auto, cpu or cuda; `kernels` auto, native or reference. `alive_interval` is
+    the longest silence of an idle engine in seconds. `fault_hooks` lets tests break the engine on
+    purpose.
     """
 
     model_path: str
     model_name: str
     dtype: str = "auto"
     device: str = "auto"
+    kernels: str = "auto"
     threads: int | None = None
     kv_bytes: int | None = None
     block_size: int = 16
@@ -98,7 +100,8 @@ FrontMessage = Submit | Abort | SetTargets | Shutdown | Fault
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     """What the front needs to know of the loaded model. `tokenizer` is tokenizer.json as bytes.
 
-    `revision` is a hash over weights' identity, tokenizer and template.
+    `revision` is a hash over weights' identity, tokenizer and template; `kernels` is native or
+    reference.
     """
 
     architecture: str
@@ -119,6 +122,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     kv_bytes: int
     max_running: int
     max_step_tokens: int
+    kernels: str = "reference"
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True):

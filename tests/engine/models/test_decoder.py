@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from headrace.engine.kernels.base import Kernels
 from headrace.engine.models.errors import ModelError
 from headrace.engine.models.weights import LoadedModel
 from headrace.engine.sampler import Sampler
@@ -16,6 +17,7 @@ from support.decoders import (
     Driver,
     load_quietly,
     loaded_model,
+    make_kernels,
     prompt,
     reference_model,
     reference_tokens,
@@ -36,39 +38,46 @@ def model(name: str, tmp_path_factory: pytest.TempPathFactory) -> LoadedModel:
     return loaded_model(name, tmp_path_factory.mktemp(name))
 
 
+@pytest.fixture(params=["reference", "native"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    return make_kernels(request.param)
+
+
 @pytest.fixture(scope="module")
 def expected(name: str) -> dict[int, list[int]]:
     return {length: reference_tokens(name, prompt(length), COUNT) for length in LENGTHS}
 
 
-def test_alone(model: LoadedModel, expected: dict[int, list[int]]) -> None:
+def test_alone(model: LoadedModel, kernels: Kernels, expected: dict[int, list[int]]) -> None:
     sampler = Sampler(model.config.vocab_size, (), torch.device("cpu"))
-    driver = Driver(model, sampler=sampler)
+    driver = Driver(model, sampler=sampler, kernels=kernels)
     for length in LENGTHS:
         assert driver.generate(driver.sequence(prompt(length)), COUNT) == expected[length]
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 50])
-def test_any_chunk_size(model: LoadedModel, expected: dict[int, list[int]], size: int) -> None:
-    driver = Driver(model)
+def test_any_chunk_size(
+    model: LoadedModel, kernels: Kernels, expected: dict[int, list[int]], size: int
+) -> None:
+    driver = Driver(model, kernels=kernels)
     for length in LENGTHS[1:]:
         assert driver.generate(driver.sequence(prompt(length)), COUNT, size) == expected[length]
 
 
 @pytest.mark.parametrize("block_size", [5, 32])
 def test_any_block_size(
-    model: LoadedModel, expected: dict[int, list[int]], block_size: int
+    model: LoadedModel, kernels: Kernels, expected: dict[int, list[int]], block_size: int
 ) -> None:
-    driver = Driver(model, block_size=block_size)
+    driver = Driver(model, block_size=block_size, kernels=kernels)
     assert driver.generate(driver.sequence(prompt(37)), COUNT, 10) == expected[37]
 
 
 def test_mixed_batch_with_preemption_and_shared_prefix(
-    model: LoadedModel, expected: dict[int, list[int]]
+    model: LoadedModel, kernels: Kernels, expected: dict[int, list[int]]
 ) -> None:
     """Sequences join at different steps, decode beside others' prompt chunks, lose their blocks
     and come back, and share the blocks of a common prefix."""
-    driver = Driver(model)
+    driver = Driver(model, kernels=kernels)
     long, twin = driver.sequence(prompt(70)), driver.sequence(prompt(70))
     others = [driver.sequence(prompt(length)) for length in LENGTHS[:3]]
     driver.step(driver.chunk(long, 64), driver.chunk(others[0]))
@@ -88,15 +97,17 @@ def test_mixed_batch_with_preemption_and_shared_prefix(
         assert answer == expected[sequence.prompt_length]
 
 
-def test_logits_do_not_depend_on_the_batch_to_the_last_bit(model: LoadedModel) -> None:
+def test_logits_do_not_depend_on_the_batch_to_the_last_bit(
+    model: LoadedModel, kernels: Kernels
+) -> None:
     """In float32, at every position: alone token by token, in one chunk, and in a crowd."""
     tokens = prompt(300, seed=3)
-    solo = Driver(model)
+    solo = Driver(model, kernels=kernels)
     subject = solo.sequence(tokens[:1])
     for position in range(1, 300):
         solo.step(solo.chunk(subject))
         subject.tokens[position:] = [tokens[position]]
-    crowd = Driver(model)
+    crowd = Driver(model, kernels=kernels)
     for cut in (1, 2, 63, 64, 65, 130, 255, 256, 257, 299):
         whole = crowd.sequence(tokens[:cut])
         rest = crowd.sequence(tokens[: cut + 1])
@@ -115,9 +126,9 @@ def test_logits_do_not_depend_on_the_batch_to_the_last_bit(model: LoadedModel) -
             crowd.drop(sequence)
 
 
-def test_logits_are_close_to_the_reference(name: str, model: LoadedModel) -> None:
+def test_logits_are_close_to_the_reference(name: str, model: LoadedModel, kernels: Kernels) -> None:
     tokens = prompt(200, seed=5)
-    driver = Driver(model)
+    driver = Driver(model, kernels=kernels)
     sequence = driver.sequence(tokens)
     driver.step(driver.chunk(sequence))
     with torch.no_grad():

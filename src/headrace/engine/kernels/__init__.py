@@ -1,1 +1,1 @@
-"""Kernels of the engine; `reference` is the plain PyTorch oracle of each."""
+"""Kernels of the engine; `reference` is the plain PyTorch oracle, `native` the C ones for CPUs."""

@@ -11,14 +11,24 @@ order of summation, for one to three rows.
 from __future__ import annotations
 
 import math
+from collections.abc import Collection, Sequence
 
 import torch
 import torch.nn.functional as F  # noqa: N812 (the usual name)
 from torch import Tensor
 
-from headrace.engine.batch import AttentionBatch
+from headrace.engine.batch import AttentionBatch, Geometry, Span
+from headrace.engine.kernels.base import HeadNorms, RopeTables
 
-__all__ = ["SEGMENT", "Workspace", "paged_attention", "rms_norm", "rope_", "silu_mul"]
+__all__ = [
+    "SEGMENT",
+    "ReferenceKernels",
+    "Workspace",
+    "paged_attention",
+    "rms_norm",
+    "rope_",
+    "silu_mul",
+]
 
 SEGMENT = 128
 """The longest sum that the CPU matrix product never splits, whatever its length is padded to."""
@@ -125,3 +135,70 @@ def _attend(query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, work: Wor
         torch.bmm(weights[:, :, start:end], values[:, start:end], out=part)
         summed.add_(part)
     return summed
+
+
+class ReferenceKernels:
+    """Implements `Kernels` with PyTorch operations."""
+
+    name = "reference"
+
+    def __init__(self, dtype: torch.dtype, device: torch.device) -> None:
+        self._dtype = dtype
+        self._device = device
+        self._work = Workspace(device)
+        self._batch: AttentionBatch | None = None
+        self._positions: Tensor | None = None
+        self._rotation: tuple[Tensor, Tensor] | None = None
+
+    def begin(
+        self, spans: Sequence[Span], geometry: Geometry, windows: Collection[int | None]
+    ) -> None:
+        self._batch = AttentionBatch.build(
+            spans, geometry, windows, dtype=self._dtype, device=self._device
+        )
+        positions = [at for span in spans for at in range(span.start, span.end)]
+        self._positions = torch.tensor(positions, device=self._device)
+        self._rotation = None
+
+    def rms_norm(
+        self, x: Tensor, weight: Tensor, eps: float, delta: Tensor | None = None
+    ) -> Tensor:
+        if delta is not None:
+            x.add_(delta)
+        return rms_norm(x, weight, eps)
+
+    def rotate_and_store(
+        self, qkv: Tensor, layer: Tensor, tables: RopeTables | None, norms: HeadNorms | None
+    ) -> None:
+        batch = self._begun()
+        kv_heads, head_dim = batch.geometry.num_kv_heads, batch.geometry.head_dim
+        heads = kv_heads * batch.geometry.group_size
+        query, key = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
+        if norms is not None:
+            query.copy_(rms_norm(query, norms.query, norms.eps))
+            key.copy_(rms_norm(key, norms.key, norms.eps))
+        if tables is not None:
+            rope_(qkv[:, : heads + kv_heads], *self._rotate_by(tables))
+        layer.view(-1, head_dim)[batch.slots] = qkv[:, heads:]
+
+    def attention(self, qkv: Tensor, layer: Tensor, window: int | None) -> Tensor:
+        batch = self._begun()
+        heads = batch.geometry.num_kv_heads * batch.geometry.group_size
+        return paged_attention(qkv[:, :heads], layer, batch, window, self._work)
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return silu_mul(gate_up)
+
+    def _begun(self) -> AttentionBatch:
+        if self._batch is None:
+            raise RuntimeError("no step has begun")
+        return self._batch
+
+    def _rotate_by(self, tables: RopeTables) -> tuple[Tensor, Tensor]:
+        if self._rotation is None:
+            cosine, sine = tables.cosine[self._positions], tables.sine[self._positions]
+            self._rotation = (
+                torch.cat([cosine, cosine], dim=-1)[:, None],
+                torch.cat([-sine, sine], dim=-1)[:, None],
+            )
+        return self._rotation

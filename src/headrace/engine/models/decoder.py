@@ -9,8 +9,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 (the usual name)
 from torch import Tensor
 
-from headrace.engine.batch import AttentionBatch
-from headrace.engine.kernels.reference import Workspace, paged_attention, rms_norm, rope_, silu_mul
+from headrace.engine.kernels.base import HeadNorms, Kernels, RopeTables
 from headrace.engine.kv_cache import KVCache
 from headrace.engine.models.config import DecoderConfig
 from headrace.engine.models.errors import ModelError
@@ -59,8 +58,7 @@ class _Layer:
 
     input_norm: Tensor
     qkv: Linear
-    query_norm: Tensor | None
-    key_norm: Tensor | None
+    head_norms: HeadNorms | None
     output: Linear
     mlp_norm: Tensor
     gate_up: Linear
@@ -82,8 +80,7 @@ class Decoder:
     layers: tuple[_Layer, ...]
     norm: Tensor
     head: Linear
-    cosine: Tensor
-    sine: Tensor
+    rope: RopeTables
 
     @classmethod
     def build(
@@ -109,45 +106,25 @@ class Decoder:
         """The attention windows its layers use."""
         return frozenset(layer.window for layer in self.layers)
 
-    def forward(
-        self,
-        tokens: Tensor,
-        positions: Tensor,
-        batch: AttentionBatch,
-        cache: KVCache,
-        work: Workspace,
-    ) -> Tensor:
-        """Computes packed rows and stores their keys and values; hidden states [rows, hidden]."""
-        config = self.config
-        heads, kv_heads, head_dim = config.num_heads, config.num_kv_heads, config.head_dim
-        cosine, sine = self._rotation(positions)
+    def forward(self, tokens: Tensor, cache: KVCache, kernels: Kernels) -> Tensor:
+        """Computes the rows that `kernels` began and stores their keys and values; hidden states
+        [rows, hidden]."""
+        eps, planes = self.config.rms_norm_eps, self.config.num_heads + 2 * self.config.num_kv_heads
         x = F.embedding(tokens, self.embedding)
+        delta: Tensor | None = None
         for layer, stored in zip(self.layers, cache.layers, strict=True):
-            normed = rms_norm(x, layer.input_norm, config.rms_norm_eps)
-            qkv = layer.qkv(normed).view(-1, heads + 2 * kv_heads, head_dim)
-            if layer.query_norm is not None and layer.key_norm is not None:
-                query, key = qkv[:, :heads], qkv[:, heads : heads + kv_heads]
-                query.copy_(rms_norm(query, layer.query_norm, config.rms_norm_eps))
-                key.copy_(rms_norm(key, layer.key_norm, config.rms_norm_eps))
-            if layer.rotary:
-                rope_(qkv[:, : heads + kv_heads], cosine, sine)
-            cache.vectors(stored)[batch.slots] = qkv[:, heads:]
-            attended = paged_attention(qkv[:, :heads], stored, batch, layer.window, work)
-            x = layer.output(attended).add_(x)
-            normed = rms_norm(x, layer.mlp_norm, config.rms_norm_eps)
-            x = layer.down(silu_mul(layer.gate_up(normed))).add_(x)
-        return x
+            normed = kernels.rms_norm(x, layer.input_norm, eps, delta)
+            qkv = layer.qkv(normed).view(-1, planes, self.config.head_dim)
+            tables = self.rope if layer.rotary else None
+            kernels.rotate_and_store(qkv, stored, tables, layer.head_norms)
+            delta = layer.output(kernels.attention(qkv, stored, layer.window))
+            normed = kernels.rms_norm(x, layer.mlp_norm, eps, delta)
+            delta = layer.down(kernels.silu_mul(layer.gate_up(normed)))
+        return x if delta is None else x.add_(delta)
 
-    def logits(self, hidden: Tensor) -> Tensor:
-        """Float32 [rows, vocab] of rows that `forward` returned."""
-        return self.head(rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()
-
-    def _rotation(self, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cosine, sine = self.cosine[positions], self.sine[positions]
-        return (
-            torch.cat([cosine, cosine], dim=-1)[:, None],
-            torch.cat([-sine, sine], dim=-1)[:, None],
-        )
+    def logits(self, hidden: Tensor, kernels: Kernels) -> Tensor:
+        """Float32 [rows, vocab] of rows that `forward` returned, which stay as they are."""
+        return self.head(kernels.rms_norm(hidden, self.norm, self.config.rms_norm_eps)).float()
 
 
 class _Builder:
@@ -197,8 +174,9 @@ class _Builder:
             layers=tuple(layers),
             norm=norm,
             head=Linear(head_weight, None),
-            cosine=cosine.to(self._device, self._dtype),
-            sine=sine.to(self._device, self._dtype),
+            rope=RopeTables(
+                cosine.to(self._device, self._dtype), sine.to(self._device, self._dtype)
+            ),
         )
 
     def _layer(self, index: int) -> _Layer:
@@ -207,10 +185,15 @@ class _Builder:
         queries = config.num_heads * config.head_dim
         keys = config.num_kv_heads * config.head_dim
         attention, mlp = f"{prefix}self_attn.", f"{prefix}mlp."
-        norms = [
-            self._take(f"{attention}{name}.weight", config.head_dim) if config.qk_norm else None
-            for name in ("q_norm", "k_norm")
-        ]
+        norms = (
+            HeadNorms(
+                self._take(f"{attention}q_norm.weight", config.head_dim),
+                self._take(f"{attention}k_norm.weight", config.head_dim),
+                config.rms_norm_eps,
+            )
+            if config.qk_norm
+            else None
+        )
         return _Layer(
             input_norm=self._take(f"{prefix}input_layernorm.weight", hidden),
             qkv=self._linear(
@@ -222,8 +205,7 @@ class _Builder:
                 hidden,
                 bias=config.qkv_bias,
             ),
-            query_norm=norms[0],
-            key_norm=norms[1],
+            head_norms=norms,
             output=self._linear([(f"{attention}o_proj", hidden)], queries, bias=config.output_bias),
             mlp_norm=self._take(f"{prefix}post_attention_layernorm.weight", hidden),
             gate_up=self._linear(
