@@ -12,7 +12,7 @@ from headrace.core.errors import DeadlineExceeded, Overloaded
 from headrace.core.events import Usage
 from headrace.core.request import Request
 from headrace.gateway import Gateway
-from headrace.scheduling import Cost, Interrupt, QueueStats, Revoked
+from headrace.scheduling import Claim, Cost, Interrupt, QueueStats, Revoked
 from support.backend import FakeBackend, request
 from support.gateway import Client, outcomes, quiet, small_gateway
 
@@ -26,9 +26,10 @@ class Wilful:
         self.estimate: Cost | None = None
         self.turns: list[Cost] = []
         self.log: list[str] = []
+        self.tokens = 0
 
-    def admit(self, request: Request, cost: Cost, interrupt: Interrupt) -> Wilful:
-        del request
+    def admit(self, request: Request, cost: Cost, claim: Claim, interrupt: Interrupt) -> Wilful:
+        del request, claim
         self.estimate = cost
         self.interrupt = interrupt
         return self
@@ -39,10 +40,15 @@ class Wilful:
     async def turn(self, cost: Cost) -> None:
         self.turns.append(cost)
 
-    def started(self) -> None:
+    def started(self, cached_tokens: int = 0) -> None:
+        del cached_tokens
         self.log.append("started")
 
-    def choice_finished(self) -> None:
+    def generated(self, tokens: int) -> None:
+        self.tokens += tokens
+
+    def choice_finished(self, *, natural: bool = True) -> None:
+        del natural
         self.log.append("choice finished")
 
     def release(self) -> None:

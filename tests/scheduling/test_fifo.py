@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from headrace.core.clock import VirtualClock
 from headrace.core.errors import Overloaded
-from headrace.scheduling import Cost, FifoScheduler, QueueStats
+from headrace.scheduling import Claim, Cost, FifoScheduler, QueueStats
 from headrace.scheduling.fifo import LOOK_AHEAD, FifoTicket
 from support.backend import request
 
@@ -59,10 +59,10 @@ class Books(RuleBasedStateMachine):
     def admit(self, choices: int) -> None:
         fits = not self.held or self.held + choices <= self.capacity + self.max_queue
         if fits:
-            self.tokenising.append(self.scheduler.admit(ASKED, cost(choices), never))
+            self.tokenising.append(self.scheduler.admit(ASKED, cost(choices), Claim(), never))
             return
         with pytest.raises(Overloaded) as refusal:
-            self.scheduler.admit(ASKED, cost(choices), never)
+            self.scheduler.admit(ASKED, cost(choices), Claim(), never)
         retry_after_s = refusal.value.retry_after_s
         assert retry_after_s is not None
         assert 1 <= retry_after_s <= 60
@@ -138,7 +138,7 @@ def scheduler() -> FifoScheduler:
 
 
 async def take(scheduler: FifoScheduler, number: int, order: list[int]) -> FifoTicket:
-    ticket = scheduler.admit(ASKED, cost(), never)
+    ticket = scheduler.admit(ASKED, cost(), Claim(), never)
     try:
         await ticket.turn(cost())
     except asyncio.CancelledError:
@@ -177,7 +177,7 @@ async def test_a_turn_given_in_the_moment_of_leaving_passes_to_the_next(
 
 @pytest.mark.anyio
 async def test_a_second_turn_of_the_same_ticket_is_the_first(scheduler: FifoScheduler) -> None:
-    ticket = scheduler.admit(ASKED, cost(), never)
+    ticket = scheduler.admit(ASKED, cost(), Claim(), never)
     await ticket.turn(cost())
     await ticket.turn(cost())
     ticket.started()
@@ -189,7 +189,7 @@ async def test_a_second_turn_of_the_same_ticket_is_the_first(scheduler: FifoSche
 @pytest.mark.anyio
 async def test_a_wide_request_at_the_head_is_not_passed_and_runs_alone() -> None:
     scheduler = FifoScheduler(lambda: 2, max_queue=100, clock=VirtualClock())
-    first, wide, small = (scheduler.admit(ASKED, cost(n), never) for n in (1, 9, 1))
+    first, wide, small = (scheduler.admit(ASKED, cost(n), Claim(), never) for n in (1, 9, 1))
     await first.turn(cost())
     turns = [asyncio.create_task(t.turn(cost())) for t in (wide, small)]
     await asyncio.sleep(0)
@@ -210,7 +210,7 @@ def test_the_predicted_wait_follows_the_observed_rate() -> None:
     scheduler = FifoScheduler(lambda: 2, max_queue=1000, clock=clock)
     assert scheduler.predicted_wait_s(1) == 1.0
 
-    tickets = [scheduler.admit(ASKED, cost(), never) for _ in range(100)]
+    tickets = [scheduler.admit(ASKED, cost(), Claim(), never) for _ in range(100)]
     for ticket in tickets:
         scheduler.ask(ticket)
     # Four are with the backend, for two seconds each: two a second come out.
@@ -233,7 +233,7 @@ def test_the_predicted_wait_follows_the_observed_rate() -> None:
 def test_the_predicted_wait_stays_within_reason() -> None:
     clock = VirtualClock()
     scheduler = FifoScheduler(lambda: 1, max_queue=1000, clock=clock)
-    ticket = scheduler.admit(ASKED, cost(), never)
+    ticket = scheduler.admit(ASKED, cost(), Claim(), never)
     scheduler.ask(ticket)
     clock.advance(100_000)
     ticket.release()
@@ -242,8 +242,8 @@ def test_the_predicted_wait_stays_within_reason() -> None:
 
 def test_without_a_queue_only_what_runs_is_taken() -> None:
     scheduler = FifoScheduler(lambda: 1, max_queue=0, clock=VirtualClock())
-    ticket = scheduler.admit(ASKED, cost(), never)
+    ticket = scheduler.admit(ASKED, cost(), Claim(), never)
     with pytest.raises(Overloaded):
-        scheduler.admit(ASKED, cost(), never)
+        scheduler.admit(ASKED, cost(), Claim(), never)
     ticket.release()
-    scheduler.admit(ASKED, cost(3), never).release()
+    scheduler.admit(ASKED, cost(3), Claim(), never).release()

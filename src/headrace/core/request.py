@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from typing import Any
 
 import msgspec
 
-__all__ = ["Endpoint", "Message", "Request", "SamplingParams"]
+__all__ = ["Endpoint", "Message", "PriorityClass", "Request", "SamplingParams"]
 
 
 class Endpoint(StrEnum):
@@ -17,6 +17,15 @@ class Endpoint(StrEnum):
 
     CHAT = "chat"
     COMPLETION = "completion"
+
+
+class PriorityClass(IntEnum):
+    """How urgent a request is; lower is more urgent."""
+
+    SYSTEM = 0
+    INTERACTIVE = 1
+    STANDARD = 2
+    BATCH = 3
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, gc=False):

@@ -17,7 +17,7 @@ from headrace.config import Settings
 from headrace.core.clock import Clock
 from headrace.core.codec import TextCodec
 from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, ShuttingDown
-from headrace.core.events import Event, Finish, Usage
+from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
 from headrace.core.health import Health, State
 from headrace.core.request import Message, Request
 from headrace.gateway.lanes import Lane, Lanes
@@ -32,7 +32,7 @@ from headrace.gateway.validation import (
     fit,
     vocabulary,
 )
-from headrace.scheduling import Revoked, Ticket
+from headrace.scheduling import Claim, Revoked, Ticket
 from headrace.telemetry import Metrics, RequestRecord
 
 __all__ = ["Gateway"]
@@ -120,7 +120,8 @@ class Gateway:
             recorder = self._cache.record(request)
 
         lane.require_ready()
-        ticket = lane.scheduler.admit(request, cost_of(request), life.interrupt)
+        claim = Claim(flow=tenant.name)
+        ticket = lane.scheduler.admit(request, cost_of(request), claim, life.interrupt)
         stack.callback(ticket.release)
         if lane.backend.codec is not None:
             work = partial(tokenised, request, lane.backend.codec)
@@ -142,12 +143,14 @@ class Gateway:
             async with _closing(lane.backend.generate(request)) as stream:
                 try:
                     event = await life.wait(stream.__anext__)
-                    ticket.started()
+                    ticket.started(event.cached_tokens if isinstance(event, Start) else 0)
                     while not isinstance(event, Usage):
                         yield event
                         event = await life.wait(stream.__anext__)
-                        if isinstance(event, Finish):
-                            ticket.choice_finished()
+                        if isinstance(event, Delta):
+                            ticket.generated(0 if event.prompt else len(event.token_ids))
+                        elif isinstance(event, Finish):
+                            ticket.choice_finished(natural=event.reason is not FinishReason.LENGTH)
                     yield event
                 except StopAsyncIteration:
                     raise BackendFailed("The answer broke off. Please send it again.") from None

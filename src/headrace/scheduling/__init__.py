@@ -2,7 +2,26 @@
 
 from __future__ import annotations
 
-from headrace.scheduling.base import Cost, Interrupt, QueueStats, Revoked, Scheduler, Ticket
+from headrace.scheduling.base import (
+    Claim,
+    Cost,
+    Interrupt,
+    QueueStats,
+    Revoked,
+    Scheduler,
+    StepSample,
+    Ticket,
+)
 from headrace.scheduling.fifo import FifoScheduler
 
-__all__ = ["Cost", "FifoScheduler", "Interrupt", "QueueStats", "Revoked", "Scheduler", "Ticket"]
+__all__ = [
+    "Claim",
+    "Cost",
+    "FifoScheduler",
+    "Interrupt",
+    "QueueStats",
+    "Revoked",
+    "Scheduler",
+    "StepSample",
+    "Ticket",
+]

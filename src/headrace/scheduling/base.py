@@ -6,22 +6,62 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.core.request import Request
+from headrace.core.request import PriorityClass, Request
 
-__all__ = ["Cost", "Interrupt", "QueueStats", "Revoked", "Scheduler", "Ticket"]
+__all__ = [
+    "Claim",
+    "Cost",
+    "Interrupt",
+    "QueueStats",
+    "Revoked",
+    "Scheduler",
+    "StepSample",
+    "Ticket",
+]
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
     """What a request asks for. Tokens are estimated from bytes at admission, `exact` at its turn.
 
-    `max_tokens` None means that nobody bounded the answer yet.
+    `max_tokens` None means that nobody bounded the answer yet. `cached_tokens` are those of the
+    prompt that the backend is thought to hold already.
     """
 
     choices: int
     prompt_tokens: int
     max_tokens: int | None
     exact: bool = False
+    cached_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """On whose behalf a request asks, and how urgently.
+
+    `flow` is the tenant, or the sub-tenant that a trusted one named; work is shared between flows
+    in proportion to their `weight`. `deadline` is monotonic seconds.
+    """
+
+    flow: str = "default"
+    weight: float = 1.0
+    priority_class: PriorityClass = PriorityClass.STANDARD
+    deadline: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepSample:
+    """One step of an engine: what it computed and how long that took.
+
+    `decode_context` is the sum of the decoding sequences' known tokens, `prefill_context` that of
+    the tokens already computed of the sequences whose prompts it advanced.
+    """
+
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    decode_context: int = 0
+    prefill_context: int = 0
 
 
 class Revoked(Exception):
@@ -49,12 +89,17 @@ class Ticket(Protocol):
         at its old place."""
         ...
 
-    def started(self) -> None:
+    def started(self, cached_tokens: int = 0) -> None:
         """The backend computes it: from now on it is not revoked."""
         ...
 
-    def choice_finished(self) -> None:
-        """One of its choices is complete, and makes room before the rest."""
+    def generated(self, tokens: int) -> None:
+        """So many more tokens of the answer are there, over all choices."""
+        ...
+
+    def choice_finished(self, *, natural: bool = True) -> None:
+        """One of its choices is complete, and makes room before the rest. `natural` is false
+        where a limit cut it off."""
         ...
 
     def release(self) -> None:
@@ -65,7 +110,7 @@ class Ticket(Protocol):
 class Scheduler(Protocol):
     """The queue in front of one backend. All methods run on one event loop and never block it."""
 
-    def admit(self, request: Request, cost: Cost, interrupt: Interrupt) -> Ticket:
+    def admit(self, request: Request, cost: Cost, claim: Claim, interrupt: Interrupt) -> Ticket:
         """Takes the request in, or raises Overloaded, QuotaExceeded or DeadlineExceeded.
 
         Called before tokenising. Whoever gets a ticket must release it.

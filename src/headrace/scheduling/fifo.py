@@ -9,7 +9,7 @@ from collections.abc import Callable
 from headrace.core.clock import Clock
 from headrace.core.errors import Overloaded
 from headrace.core.request import Request
-from headrace.scheduling.base import Cost, Interrupt, QueueStats
+from headrace.scheduling.base import Claim, Cost, Interrupt, QueueStats
 
 __all__ = ["LOOK_AHEAD", "FifoScheduler", "FifoTicket"]
 
@@ -45,6 +45,7 @@ class FifoScheduler:
         self,
         request: Request,  # noqa: ARG002 - first come, first served whoever asks
         cost: Cost,
+        claim: Claim,  # noqa: ARG002 - likewise
         interrupt: Interrupt,  # noqa: ARG002 - a place once given is never taken back
     ) -> FifoTicket:
         limit = max(1, self._capacity()) + self._max_queue
@@ -126,10 +127,13 @@ class FifoTicket:
         if self._turn is not None and not self._turn.done():
             self._turn.set_result(None)
 
-    def started(self) -> None:
+    def started(self, cached_tokens: int = 0) -> None:
         pass
 
-    def choice_finished(self) -> None:
+    def generated(self, tokens: int) -> None:
+        pass
+
+    def choice_finished(self, *, natural: bool = True) -> None:  # noqa: ARG002 - room is room
         if self.choices:
             self.choices -= 1
             self._scheduler.leave(self, 1)
