@@ -157,6 +157,16 @@ class PlannerMachine(RuleBasedStateMachine):
         assert len(dropped) == len(set(dropped))
         self.live.difference_update(dropped)
 
+    @precondition(lambda self: self.in_flight is None and self.everyone)
+    @rule(data=st.data())
+    def preempt(self, data: st.DataObject) -> None:
+        ids = data.draw(st.lists(st.integers(0, len(self.everyone)), max_size=3))
+        running = {seq for seq in self.planner.running if seq.id in ids}
+        before = self.planner.preemptions_total
+        assert set(self.planner.preempt(ids)) == running
+        assert self.planner.preemptions_total == before + len(running)
+        assert running <= set(self.planner.waiting)
+
     @rule(max_step_tokens=st.integers(1, 16), max_running=st.integers(1, 5))
     def set_targets(self, max_step_tokens: int, max_running: int) -> None:
         self.planner.set_targets(max_step_tokens, max_running)

@@ -38,6 +38,25 @@ def test_the_last_in_place_is_preempted_and_goes_before_newer_ones() -> None:
     assert second.tokens == solo(second)
 
 
+def test_preempted_on_demand_it_makes_room_for_the_more_urgent_and_comes_back() -> None:
+    engine = PlannedEngine(running=2)
+    first, second = engine.add(8, 15, priority=2), engine.add(7, 16, priority=2)
+    for _ in range(4):
+        engine.step()
+    urgent = engine.add(5, 3, priority=0)
+    assert urgent not in engine.step(), "no slot is free"
+    known = len(second.tokens)
+    assert engine.planner.preempt([second.id, urgent.id, 99]) == [second]
+    assert (second.block_table, second.num_computed) == ([], 0)
+    assert engine.planner.waiting == (urgent, second)
+    assert urgent in engine.step()
+    assert len(second.tokens) == known
+    engine.drain()
+    for seq in (first, second, urgent):
+        assert seq.tokens == solo(seq)
+    assert engine.planner.preemptions_total == second.num_preemptions == 1
+
+
 def test_the_last_in_place_waits_a_step_rather_than_lose_its_blocks() -> None:
     engine = PlannedEngine(blocks=6)
     first, second = engine.add(8, 2), engine.add(8, 16)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.core.codec import TextCodec
 from headrace.core.events import Event
 from headrace.core.health import Health
 from headrace.core.request import Endpoint, Request
 
-__all__ = ["Backend", "Capabilities", "Load", "ModelCard"]
+__all__ = ["Backend", "Capabilities", "Load", "ModelCard", "SteerableBackend", "StepReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,4 +98,44 @@ class Backend(Protocol):
 
     async def close(self, grace: float) -> None:
         """Lets running requests finish for `grace` seconds, then ends them. Idempotent."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """One step of a backend that computes in steps. Counts are tokens; the contexts are sums over
+    the sequences of what they attended to."""
+
+    seconds: float
+    prefill_tokens: int
+    decode_tokens: int
+    decode_context: int
+    prefill_context: int
+
+
+@runtime_checkable
+class SteerableBackend(Backend, Protocol):
+    """A backend whose steps the scheduler watches and shapes."""
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        """The operator's bounds: most tokens in a step, most sequences computed together."""
+        ...
+
+    def listen(self, on_step: Callable[[StepReport], None]) -> None:
+        """Has `on_step` called after every step, on the event loop; it must be quick."""
+        ...
+
+    def set_targets(self, *, max_step_tokens: int, max_running: int) -> None:
+        """From the next step on; forgotten by a backend that restarts, or is not ready."""
+        ...
+
+    def preempt(self, request_id: str) -> None:
+        """Takes a request's slots from it; it goes on, from where it was, when it is its turn by
+        `Request.priority` again. Unknown requests are passed over."""
+        ...
+
+    def cached_tokens(self, request: Request) -> int:
+        """Tokens at the beginning of a tokenised prompt that need not be computed, as far as is
+        known now."""
         ...

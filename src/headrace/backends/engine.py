@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from typing import TYPE_CHECKING
 
 from headrace import __version__
-from headrace.backends.base import Capabilities, Load, ModelCard
+from headrace.backends.base import Capabilities, Load, ModelCard, StepReport
+from headrace.backends.prefixes import PrefixIndex
 from headrace.core.clock import Clock, Entropy, SystemClock, SystemEntropy
 from headrace.core.errors import (
     BackendFailed,
@@ -16,14 +17,15 @@ from headrace.core.errors import (
     InvalidRequest,
 )
 from headrace.core.events import Delta, Event, Finish, Start, TokenLogprob, Usage
-from headrace.core.health import Health
+from headrace.core.health import Health, State
 from headrace.core.request import Endpoint, Request
 from headrace.engine.client import DEFAULT_BUILDER, EngineClient, EngineObserver
 from headrace.engine.supervisor import Timings
-from headrace.engine.wire import EngineConfig, ModelInfo, Output
+from headrace.engine.wire import EngineConfig, ModelInfo, Output, Step
 
 if TYPE_CHECKING:
     from headrace.core.codec import TextCodec
+    from headrace.engine.mailbox import Mailbox
 
 __all__ = ["EngineBackend", "EngineObserver", "Timings", "cache_salt", "choice_seed"]
 
@@ -86,8 +88,17 @@ class EngineBackend:
         self._entropy = entropy or SystemEntropy()
         self._secret = bytes.fromhex(self._entropy.token(32))
         self._client = EngineClient(
-            config, timings=timings, clock=self._clock, builder=builder, observer=observer
+            config,
+            timings=timings,
+            clock=self._clock,
+            builder=builder,
+            observer=observer,
+            listener=self,
         )
+        self._prefixes = PrefixIndex()
+        self._listeners: list[Callable[[StepReport], None]] = []
+        self._targets: tuple[int, int] | None = None
+        self._open: dict[str, Mailbox] = {}
         self._created = 0
         self._codec: tuple[str, TextCodec] | None = None
 
@@ -167,11 +178,12 @@ class EngineBackend:
             prompt,
             request.sampling,
             self._seeds(request),
-            salt=cache_salt(self._secret, request.tenant, request.cache_salt),
+            salt=self._salt(request),
             echo=request.echo,
             priority=request.priority,
         )
         answer = _Answer(request, self._name, prompt, box.seqs)
+        self._open[request.id] = box
         try:
             while answer.choices_left:
                 for output in await box.take():
@@ -179,7 +191,59 @@ class EngineBackend:
                         yield event
             yield answer.usage()
         finally:
+            if self._open.get(request.id) is box:
+                del self._open[request.id]
             self._client.abort(box)
+
+    # Steering, and what the client reports for it.
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        return self._config.max_step_tokens, self._config.max_running
+
+    def listen(self, on_step: Callable[[StepReport], None]) -> None:
+        self._listeners.append(on_step)
+
+    def set_targets(self, *, max_step_tokens: int, max_running: int) -> None:
+        """Kept for an engine that is not ready, or that takes this one's place."""
+        self._targets = (max_step_tokens, max_running)
+        if self.health().state is State.READY:
+            self._client.set_targets(max_step_tokens=max_step_tokens, max_running=max_running)
+
+    def preempt(self, request_id: str) -> None:
+        box = self._open.get(request_id)
+        if box is not None:
+            self._client.preempt(box)
+
+    def cached_tokens(self, request: Request) -> int:
+        info = self._client.info
+        prompt = request.prompt_token_ids
+        if info is None or prompt is None or request.echo or not self._prefixes:
+            return 0
+        return self._prefixes.cached_tokens(prompt, self._salt(request), info.block_size)
+
+    def on_ready(self) -> None:
+        self._prefixes.clear()
+        if self._targets is not None:
+            self.set_targets(max_step_tokens=self._targets[0], max_running=self._targets[1])
+
+    def on_step(self, step: Step) -> None:
+        self._prefixes.update(step.blocks_added, step.blocks_evicted)
+        stats = step.stats
+        if stats.seconds <= 0:
+            return
+        report = StepReport(
+            seconds=stats.seconds,
+            prefill_tokens=stats.prefill_tokens,
+            decode_tokens=stats.decode_tokens,
+            decode_context=stats.decode_context,
+            prefill_context=stats.prefill_context,
+        )
+        for listener in self._listeners:
+            listener(report)
+
+    def _salt(self, request: Request) -> bytes:
+        return cache_salt(self._secret, request.tenant, request.cache_salt)
 
     def _encode(self, request: Request) -> tuple[int, ...]:
         codec = self.codec

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from headrace.backends.base import Capabilities, Load, ModelCard
+from headrace.backends.base import Capabilities, Load, ModelCard, StepReport
 from headrace.backends.engine import EngineBackend, Timings
 from headrace.core.errors import BackendUnavailable
 from headrace.core.health import Health, Stage, StageProgress, State
@@ -83,6 +83,8 @@ class EmbeddedEngine:
         self._state, self._detail = State.STARTING, "starting"
         self._engine: EngineBackend | None = None
         self._stop = threading.Event()
+        self._listeners: list[Callable[[StepReport], None]] = []
+        self._targets: tuple[int, int] | None = None
 
     @property
     def models(self) -> tuple[ModelCard, ...]:
@@ -111,7 +113,32 @@ class EmbeddedEngine:
             observer=self._metrics.engine(self._served_name),
             builder=self._builder,
         )
+        for listener in self._listeners:
+            self._engine.listen(listener)
+        if self._targets is not None:
+            self._engine.set_targets(max_step_tokens=self._targets[0], max_running=self._targets[1])
         await self._engine.start()
+
+    @property
+    def step_limits(self) -> tuple[int, int]:
+        return self._settings.max_step_tokens, self._settings.max_running
+
+    def listen(self, on_step: Callable[[StepReport], None]) -> None:
+        self._listeners.append(on_step)
+        if self._engine is not None:
+            self._engine.listen(on_step)
+
+    def set_targets(self, *, max_step_tokens: int, max_running: int) -> None:
+        self._targets = (max_step_tokens, max_running)
+        if self._engine is not None:
+            self._engine.set_targets(max_step_tokens=max_step_tokens, max_running=max_running)
+
+    def preempt(self, request_id: str) -> None:
+        if self._engine is not None:
+            self._engine.preempt(request_id)
+
+    def cached_tokens(self, request: Request) -> int:
+        return 0 if self._engine is None else self._engine.cached_tokens(request)
 
     def generate(self, request: Request) -> AsyncIterator[Event]:
         if self._engine is None:

@@ -21,13 +21,14 @@ from headrace.engine.wire import (
     Fault,
     ModelInfo,
     Output,
+    Preempt,
     SetTargets,
     Step,
     StepStats,
     Submit,
 )
 
-__all__ = ["DEFAULT_BUILDER", "EngineClient", "EngineObserver"]
+__all__ = ["DEFAULT_BUILDER", "EngineClient", "EngineObserver", "StepListener"]
 
 DEFAULT_BUILDER = "headrace.engine.assembly:build_engine"
 _RECENT_STEPS = 64
@@ -54,6 +55,16 @@ class EngineObserver(Protocol):
     def on_restart(self, reason: str) -> None: ...
 
 
+class StepListener(Protocol):
+    """Told of the engine's steps as it reports them, on the event loop; must be quick."""
+
+    def on_step(self, step: Step) -> None: ...
+
+    def on_ready(self) -> None:
+        """A new engine knows nothing of what the one before was told."""
+        ...
+
+
 class EngineClient:
     """Everything here runs on the event loop that called `start`."""
 
@@ -65,7 +76,9 @@ class EngineClient:
         clock: Clock | None = None,
         builder: str = DEFAULT_BUILDER,
         observer: EngineObserver | None = None,
+        listener: StepListener | None = None,
     ) -> None:
+        self._listener = listener
         self._clock = clock or SystemClock()
         self._observer = observer
         self._supervisor = Supervisor(
@@ -153,6 +166,12 @@ class EngineClient:
         """From the engine's next step on."""
         self._supervisor.require_ready().send([SetTargets(max_step_tokens, max_running)])
 
+    def preempt(self, box: Mailbox) -> None:
+        """Puts what runs of a request back into the engine's queue, before its next step."""
+        channel = self._supervisor.channel
+        if channel is not None and box.open_seqs:
+            channel.send([Preempt(sorted(box.open_seqs))])
+
     def inject_fault(self, kind: str) -> None:
         """Test hook; needs `EngineConfig.fault_hooks`."""
         self._supervisor.require_ready().send([Fault(kind)])
@@ -184,10 +203,14 @@ class EngineClient:
     def on_ready(self, info: ModelInfo) -> None:
         self.info = info
         self._publish(msgspec.structs.replace(_NO_STATS, blocks_total=info.num_blocks))
+        if self._listener is not None:
+            self._listener.on_ready()
 
     def on_step(self, step: Step) -> None:
         self._deliver(step.outputs)
         self._publish(step.stats)
+        if self._listener is not None:
+            self._listener.on_step(step)
 
     def on_down(self, reason: str) -> None:
         self._fail_all(

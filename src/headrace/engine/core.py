@@ -118,6 +118,10 @@ class EngineCore:
         """From the next step on."""
         self._planner.set_targets(max_step_tokens, max_running)
 
+    def preempt(self, seqs: Iterable[int]) -> None:
+        """Takes running sequences' blocks before the next step; they wait again, in their place."""
+        self._planner.preempt(seqs)
+
     def rest(self) -> bool:
         """A few milliseconds of the work that can wait until the engine is idle; true while there
         is more."""
@@ -195,12 +199,14 @@ class EngineCore:
         return output
 
     def _stats(self, plan: StepPlan | None, begun: float) -> StepStats:
-        prefill = decode = 0
+        prefill = decode = prefill_context = decode_context = 0
         for chunk in () if plan is None else plan.chunks:
             if chunk.length == 1 and chunk.start >= chunk.sequence.prompt_length:
                 decode += 1
+                decode_context += chunk.start
             else:
                 prefill += chunk.length
+                prefill_context += chunk.start
         return StepStats(
             seconds=0.0 if plan is None else self._clock() - begun,
             prefill_tokens=prefill,
@@ -212,4 +218,6 @@ class EngineCore:
             preemptions_total=self._planner.preemptions_total,
             prefix_queries_total=self._pool.queries_total,
             prefix_hits_total=self._pool.hits_total,
+            decode_context=decode_context,
+            prefill_context=prefill_context,
         )

@@ -96,6 +96,17 @@ class Planner:
             self.finish(seq)
         return dropped
 
+    def preempt(self, ids: Iterable[int]) -> list[Sequence]:
+        """Puts running sequences back into the queue, in their place; returns those that were.
+
+        Only between a commit and the next plan.
+        """
+        found = [self._sequences[i] for i in dict.fromkeys(ids) if i in self._sequences]
+        running = [seq for seq in found if seq.state is SequenceState.RUNNING]
+        for seq in running:
+            self._preempt(seq)
+        return running
+
     def finish(self, seq: Sequence) -> None:
         """Ends a sequence and frees its blocks. Does nothing if it has ended already."""
         if self._sequences.get(seq.id) is not seq:
@@ -166,13 +177,16 @@ class Planner:
             victim = self._running[-1]
             if victim is seq:
                 return False
-            self._stop(victim)
-            victim.num_preemptions += 1
-            self._enqueue(victim)
+            self._preempt(victim)
             preempted.append(victim)
-            self.preemptions_total += 1
         seq.block_table += self._pool.allocate(1)
         return True
+
+    def _preempt(self, seq: Sequence) -> None:
+        self._stop(seq)
+        seq.num_preemptions += 1
+        self._enqueue(seq)
+        self.preemptions_total += 1
 
     def _stop(self, seq: Sequence) -> None:
         """Takes a sequence out of the running ones, with all that it holds."""

@@ -36,6 +36,7 @@ from headrace.engine.wire import (
     Fault,
     FrontMessage,
     ModelInfo,
+    Preempt,
     Progress,
     Ready,
     SetTargets,
@@ -139,6 +140,8 @@ def _handle(core: EngineCore, message: FrontMessage, *, faults: bool) -> None:
             core.abort(message.seqs)
         case SetTargets():
             core.set_targets(message.max_step_tokens, message.max_running)
+        case Preempt():
+            core.preempt(message.seqs)
         case Fault() if faults:
             _break(message.kind)
         case _:

@@ -17,6 +17,7 @@ __all__ = [
     "FrontMessage",
     "ModelInfo",
     "Output",
+    "Preempt",
     "Progress",
     "Ready",
     "SetTargets",
@@ -84,6 +85,13 @@ class SetTargets(msgspec.Struct, frozen=True, tag=True):
     max_running: int
 
 
+class Preempt(msgspec.Struct, frozen=True, tag=True):
+    """Put these sequences back into the engine's queue, in their place there, to be computed again
+    when more urgent ones have had their turn; those that do not run are passed over."""
+
+    seqs: list[int]
+
+
 class Shutdown(msgspec.Struct, frozen=True, tag=True):
     """Leave the loop now; running sequences get no further word."""
 
@@ -94,7 +102,7 @@ class Fault(msgspec.Struct, frozen=True, tag=True):
     kind: str
 
 
-FrontMessage = Submit | Abort | SetTargets | Shutdown | Fault
+FrontMessage = Submit | Abort | SetTargets | Preempt | Shutdown | Fault
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -178,7 +186,9 @@ class Output(msgspec.Struct, frozen=True, gc=False, omit_defaults=True):
 class StepStats(msgspec.Struct, frozen=True, gc=False):
     """One step in numbers. Counters ending in `_total` run over the engine's life.
 
-    `seconds` is the whole step, `prefix_queries_total` and `prefix_hits_total` count tokens.
+    `seconds` is the whole step; `decode_context` and `prefill_context` are sums, over the
+    sequences that decoded and over those whose prompts advanced, of the tokens they attended to
+    and had computed before. `prefix_queries_total` and `prefix_hits_total` count tokens.
     """
 
     seconds: float
@@ -191,6 +201,8 @@ class StepStats(msgspec.Struct, frozen=True, gc=False):
     preemptions_total: int
     prefix_queries_total: int
     prefix_hits_total: int
+    decode_context: int = 0
+    prefill_context: int = 0
 
 
 class Step(msgspec.Struct, frozen=True, tag=True):
