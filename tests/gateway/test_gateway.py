@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from headrace.backends.base import Capabilities
@@ -20,7 +21,7 @@ from headrace.core.errors import (
     Overloaded,
     UnsupportedField,
 )
-from headrace.core.events import Delta, Event, Finish, Start, Usage
+from headrace.core.events import Delta, Event, Finish, Start, Timings, Usage
 from headrace.core.health import State
 from headrace.core.request import Endpoint, Message, Request
 from headrace.gateway import DEFAULT_TENANT, Gateway, Tenant
@@ -406,6 +407,37 @@ async def test_a_hit_is_served_at_overload_and_while_the_backend_is_away(
     await gateway.close()
 
 
+def untimed(event: Event) -> Event:
+    if isinstance(event, Start):
+        return msgspec.structs.replace(event, queue_s=None)
+    return msgspec.structs.replace(event, timings=None) if isinstance(event, Usage) else event
+
+
+async def test_the_answer_tells_where_its_time_went(
+    backend: FakeBackend, clock: VirtualClock
+) -> None:
+    gateway = small_gateway(backend, clock)
+    client = Client(gateway, request("hello", arrival=clock.monotonic()))
+    await quiet()
+    (call,) = backend.calls
+    clock.advance(2.0)
+    call.start()
+    await quiet()
+    clock.advance(3.0)
+    call.token()
+    await quiet()
+    clock.advance(4.0)
+    call.token()
+    call.finish()
+    await client.done()
+    start, end = client.events[0], client.events[-1]
+    assert isinstance(start, Start)
+    assert isinstance(end, Usage)
+    assert start.queue_s == 0.0
+    assert end.timings == Timings(queue_s=0.0, prefill_s=5.0, decode_s=4.0, total_s=9.0)
+    await gateway.close()
+
+
 async def test_only_complete_answers_are_kept(backend: FakeBackend, clock: VirtualClock) -> None:
     cache = OneAnswer()
     gateway = small_gateway(backend, clock, cache=cache)
@@ -413,7 +445,7 @@ async def test_only_complete_answers_are_kept(backend: FakeBackend, clock: Virtu
     whole = Client(gateway, request("whole"))
     await whole.done()
     assert cache.committed == 1
-    assert cache.added == whole.events
+    assert cache.added == [untimed(event) for event in whole.events]
     assert cache.asked[0].tenant == "default"
 
     await Client(gateway, request("secret")).done()

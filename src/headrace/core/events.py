@@ -6,7 +6,16 @@ from enum import StrEnum
 
 import msgspec
 
-__all__ = ["Delta", "Event", "Finish", "FinishReason", "Start", "TokenLogprob", "Usage"]
+__all__ = [
+    "Delta",
+    "Event",
+    "Finish",
+    "FinishReason",
+    "Start",
+    "Timings",
+    "TokenLogprob",
+    "Usage",
+]
 
 
 class FinishReason(StrEnum):
@@ -33,14 +42,28 @@ class TokenLogprob(msgspec.Struct, frozen=True, gc=False):
     top: tuple[TokenLogprob, ...] = ()
 
 
+class Timings(msgspec.Struct, frozen=True, gc=False):
+    """Where a request's time went, in seconds: until its turn, from there to the first token, from
+    there to the last one, and altogether. None where it never came to that."""
+
+    queue_s: float | None
+    prefill_s: float | None
+    decode_s: float | None
+    total_s: float
+
+
 class Start(msgspec.Struct, frozen=True, gc=False, tag="start"):
-    """The request is accepted and being computed: from here on the HTTP status is 200."""
+    """The request is accepted and being computed: from here on the HTTP status is 200.
+
+    `queue_s` is the time from arrival to its turn, set by the gateway.
+    """
 
     model: str
     backend: str
     prompt_tokens: int
     cached_tokens: int = 0
     cache_tier: str | None = None
+    queue_s: float | None = None
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False, tag="delta"):
@@ -67,11 +90,13 @@ class Finish(msgspec.Struct, frozen=True, gc=False, tag="finish"):
 
 
 class Usage(msgspec.Struct, frozen=True, gc=False, tag="usage"):
-    """Exact token counts of the whole request; the prompt counts once however many choices."""
+    """Exact token counts of the whole request; the prompt counts once however many choices.
+    `timings` are set by the gateway."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
+    timings: Timings | None = None
 
 
 Event = Start | Delta | Finish | Usage

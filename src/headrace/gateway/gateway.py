@@ -20,9 +20,11 @@ from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, S
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
 from headrace.core.health import Health, State
 from headrace.core.request import Message, Request
+from headrace.gateway.claims import Terms
 from headrace.gateway.lanes import Lane, Lanes
 from headrace.gateway.lifeline import Lifeline
 from headrace.gateway.tenants import KeyRing, Tenant
+from headrace.gateway.timing import timed
 from headrace.gateway.tokenising import Tokeniser, cost_of, text_length, tokenised
 from headrace.gateway.validation import (
     check_capabilities,
@@ -37,6 +39,7 @@ from headrace.telemetry import Metrics, RequestRecord
 
 __all__ = ["Gateway"]
 
+_NO_TERMS = Terms()
 _RETRY_ELSEWHERE_S = 5.0
 _FAREWELL_S = 1.0
 """After the grace period, how long clients are given to take the error."""
@@ -70,7 +73,9 @@ class Gateway:
 
     # One request.
 
-    async def generate(self, request: Request, tenant: Tenant) -> AsyncGenerator[Event, None]:
+    async def generate(
+        self, request: Request, tenant: Tenant, terms: Terms = _NO_TERMS
+    ) -> AsyncGenerator[Event, None]:
         """The answer. Refusals are raised at the first step, failures at any. Closing it, or
         cancelling the task that waits for it, ends the request in whatever state it is."""
         record = RequestRecord(request, tenant.name, self._clock, self.metrics)
@@ -79,10 +84,10 @@ class Gateway:
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
-                events = await self._open(request, tenant, life, record, stack)
+                events = await self._open(request, tenant, terms, life, record, stack)
                 async for event in events:
                     record.observe(event)
-                    yield event
+                    yield timed(event, record, self._clock)
         except HeadraceError as error:
             record.failed(error)
             raise
@@ -100,6 +105,7 @@ class Gateway:
         self,
         request: Request,
         tenant: Tenant,
+        terms: Terms,
         life: Lifeline,
         record: RequestRecord,
         stack: AsyncExitStack,
