@@ -71,6 +71,7 @@ def test_each_source_outranks_the_next(load: Any) -> None:
 @pytest.mark.parametrize("key", setting_fields())
 def test_every_key_is_reachable_from_file_environment_and_flag(load: Any, key: str) -> None:
     samples = {"api_keys": "k1", "origins": "https://a.example", "chat_template": "t.jinja"}
+    samples["tenants"] = '[{"name": "a"}]'
     leaf = key.rpartition(".")[2]
     default = setting_fields()[key].default
     text = samples.get(leaf, "7" if default is None else str(default).lower())
@@ -79,8 +80,9 @@ def test_every_key_is_reachable_from_file_environment_and_flag(load: Any, key: s
     assert load(flags=flags).origin(key) == "flag --set"
     quoted = f"['{text}']" if leaf in {"api_keys", "origins"} else f"'{text}'"
     section = key.rpartition(".")[0]
+    written = f"[{section}]\n{leaf} = {quoted}\n" if section else "[[tenants]]\nname = 'a'\n"
     if not isinstance(default, bool):
-        assert load(f"[{section}]\n{leaf} = {quoted}\n").origin(key).startswith("file ")
+        assert load(written).origin(key).startswith("file ")
 
 
 def test_file_is_the_chosen_one_else_the_folders_else_the_users(load: Any, tmp_path: Path) -> None:
@@ -295,3 +297,44 @@ def test_credentials_need_named_origins(load: Any) -> None:
 def test_settings_do_not_change_after_loading() -> None:
     with pytest.raises(ValidationError, match="frozen"):
         EngineSettings().threads = 2
+
+
+def test_tenants_are_tables_of_their_own(load: Any) -> None:
+    text = """
+[[tenants]]
+name = "chat"
+weight = 3
+api_keys = ["sk-chat"]
+requests_per_minute = 60
+models = ["m"]
+
+[[tenants]]
+name = "nightly"
+default_class = "batch"
+highest_class = "standard"
+"""
+    loaded = load(text)
+    chat, nightly = loaded.settings.tenants
+    assert (chat.name, chat.weight, chat.requests_per_minute) == ("chat", 3.0, 60.0)
+    assert (nightly.default_class, nightly.highest_class) == ("batch", "standard")
+    assert "sk-chat" not in str(loaded.rows())
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("name = 'a b'", "tenants.0.name"),
+        ("name = 'a'\nweight = 0", "tenants.0.weight"),
+        ("name = 'a'\nwieght = 1", "tenants.0.wieght"),
+        ("name = 'a'\ndefault_class = 'urgent'", "tenants.0.default_class"),
+        ("name = 'a'\ndefault_class = 'system'", "must not be less urgent"),
+        ("name = 'a'\n[[tenants]]\nname = 'a'", "two named a"),
+        ("name = 'a'\napi_keys = ['k', 'k']", "listed twice"),
+        ("name = 'a'\napi_keys = ['k']\n[server]\napi_keys = ['k']", "belongs to two"),
+    ],
+)
+def test_tenants_that_contradict_themselves_are_refused(load: Any, text: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        load(f"[[tenants]]\n{text}\n")
+    assert words in str(refusal.value)
+    assert "'k'" not in str(refusal.value)

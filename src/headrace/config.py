@@ -5,9 +5,10 @@ The docstring below a field is its line in docs/configuration.md.
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import (
     AfterValidator,
@@ -22,10 +23,13 @@ from pydantic import (
 __all__ = [
     "CorsSettings",
     "EngineSettings",
+    "KeySettings",
     "LimitSettings",
     "LogSettings",
+    "SchedulingSettings",
     "ServerSettings",
     "Settings",
+    "TenantSettings",
     "format_size",
     "parse_size",
 ]
@@ -157,6 +161,77 @@ class LimitSettings(_Section):
     """Most prompts in one /v1/completions call."""
 
 
+ClassName = Literal["system", "interactive", "standard", "batch"]
+Target = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+_URGENCY = get_args(ClassName)
+
+
+class TenantSettings(_Section):
+    """One [[tenants]] table: a party whose requests are kept apart from those of others."""
+
+    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._:@-]+$")]
+    """Letters, digits and . _ : @ -; `default` is everybody where there are no keys."""
+    api_keys: tuple[ApiKey, ...] = ()
+    """Its keys; `headrace keys create` makes more."""
+    weight: Annotated[float, Field(gt=0, le=1000, allow_inf_nan=False)] = 1.0
+    """Its share of the server where several have work waiting."""
+    default_class: ClassName = "standard"
+    """The priority class of requests that do not ask for one."""
+    highest_class: ClassName = "interactive"
+    """The most urgent class that it may ask for."""
+    requests_per_minute: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Most requests a minute; a minute's worth may come at once."""
+    tokens_per_minute: Annotated[float, Field(ge=1, allow_inf_nan=False)] | None = None
+    """Most tokens a minute, of prompts and answers."""
+    max_concurrency: Annotated[int, Field(ge=1)] | None = None
+    """Most choices at once, queued ones included."""
+    models: tuple[str, ...] = ()
+    """The models it may use; all where none is named."""
+    trusted: bool = False
+    """Whether it may speak for sub-tenants (x-gateway-inference-fairness-id)."""
+    admin: bool = False
+    """Whether it sees the whole queue and may change how it is scheduled."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> TenantSettings:
+        if _URGENCY.index(self.highest_class) > _URGENCY.index(self.default_class):
+            raise ValueError(
+                f"tenant {self.name}: highest_class must not be less urgent than default_class"
+            )
+        return self
+
+
+class KeySettings(_Section):
+    """Keys made by `headrace keys`."""
+
+    store: Path | None = None
+    """The file they are kept in; keys.sqlite in the user's state folder where absent."""
+
+    @property
+    def file(self) -> Path:
+        base = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+        return self.store or Path(base) / "headrace" / "keys.sqlite"
+
+
+class SchedulingSettings(_Section):
+    """Order and admission; changed while running by PATCH /scheduler/config. Times in seconds."""
+
+    itl_target: Target | None = None
+    """Longest gap between the tokens of a stream (p99); from the machine's speed where absent."""
+    auto_targets: bool = True
+    """Whether the targets below are raised to what this machine needs to serve a full batch."""
+    system_ttft: Target = 1.0
+    """Target for the time to the first token, as for the other classes below."""
+    interactive_ttft: Target = 2.0
+    """A request that would wait longer than its class's target is refused with 503."""
+    standard_ttft: Target = 5.0
+    """The class of requests that ask for none."""
+    batch_ttft: Target = 60.0
+    """Work that nobody waits for."""
+    preemption: bool = True
+    """Whether running work gives way where a more urgent class would miss its target."""
+
+
 class LogSettings(_Section):
     """Logging. Prompts and answers are never logged."""
 
@@ -172,4 +247,20 @@ class Settings(_Section):
     server: ServerSettings = ServerSettings()
     engine: EngineSettings = EngineSettings()
     limits: LimitSettings = LimitSettings()
+    scheduling: SchedulingSettings = SchedulingSettings()
+    keys: KeySettings = KeySettings()
+    tenants: tuple[TenantSettings, ...] = ()
+    """Tables of their own, [[tenants]] each; see docs/scheduling.md."""
     log: LogSettings = LogSettings()
+
+    @model_validator(mode="after")
+    def _tenants_apart(self) -> Settings:
+        names = [tenant.name for tenant in self.tenants]
+        keys = [key.get_secret_value() for key in self.server.api_keys]
+        for tenant in self.tenants:
+            if names.count(tenant.name) > 1:
+                raise ValueError(f"tenants: there are two named {tenant.name}")
+            keys += [key.get_secret_value() for key in tenant.api_keys]
+        if len(set(keys)) < len(keys):
+            raise ValueError("tenants: an API key belongs to two, or is listed twice")
+        return self

@@ -249,8 +249,12 @@ def _refusals(error: ValidationError, given: Mapping[str, Given]) -> list[str]:
     sentences = []
     for detail in error.errors(include_input=False, include_url=False, include_context=False):
         path = [str(part) for part in detail["loc"]]
+        message = detail["msg"].removeprefix("Value error, ")
+        if not path:  # of settings that do not go together; the message names them
+            sentences.append(message)
+            continue
         keys = [".".join(path[:end]) for end in range(len(path), 0, -1)]
-        key = next((key for key in keys if key in given), keys[-1] if not path else ".".join(path))
+        key = next((key for key in keys if key in given), ".".join(path))
         origins = sorted(
             {
                 item.origin
@@ -258,8 +262,8 @@ def _refusals(error: ValidationError, given: Mapping[str, Given]) -> list[str]:
                 if name == key or name.startswith(key + ".")
             }
         )
-        message = detail["msg"].removeprefix("Value error, ")
-        sentences.append(f"{key} ({', '.join(origins)}): {message[:1].lower()}{message[1:]}")
+        shown = ".".join(path) if key == "tenants" else key
+        sentences.append(f"{shown} ({', '.join(origins)}): {message[:1].lower()}{message[1:]}")
     return list(dict.fromkeys(sentences))
 
 

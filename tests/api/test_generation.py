@@ -58,6 +58,13 @@ async def test_a_chat_reply() -> None:
                 "total_tokens": 31,
                 "prompt_tokens_details": {"cached_tokens": 0},
             },
+            "timings": {
+                "queue_ms": 0,
+                "prefill_ms": 0,
+                "decode_ms": 0,
+                "total_ms": 0,
+                "cached_tokens": 0,
+            },
         }
 
 

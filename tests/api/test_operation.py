@@ -8,6 +8,7 @@ import anyio
 import httpx2
 import pytest
 
+from headrace import __version__
 from headrace.api import create_app
 from headrace.backends.scripted import ScriptedBackend
 from headrace.config import Settings
@@ -203,7 +204,7 @@ async def test_docs_show_what_bodies_are_made_of() -> None:
             for path in spec["paths"].values()
             for operation in path.values()
         ]
-        assert len(operations) == len(set(operations)) == 10
+        assert len(operations) == len(set(operations)) == 14
 
 
 async def test_the_app_serves_while_the_gateway_starts() -> None:
@@ -222,6 +223,7 @@ async def test_the_app_serves_while_the_gateway_starts() -> None:
     settings = Settings()
     gateway = Slow([backend], settings, clock=SystemClock(), metrics=Metrics())
     app = create_app(gateway, settings)
+    assert app.version == __version__
     transport = httpx2.ASGITransport(app)
     async with (
         app.router.lifespan_context(app),

@@ -23,7 +23,7 @@ from headrace.core.errors import (
 )
 from headrace.core.events import Delta, Event, Finish, Start, Timings, Usage
 from headrace.core.health import State
-from headrace.core.request import Endpoint, Message, Request
+from headrace.core.request import Endpoint, Message, PriorityClass, Request
 from headrace.gateway import DEFAULT_TENANT, Gateway, Tenant
 from support.backend import CharacterCodec, FakeBackend, request
 from support.gateway import Client, assert_nothing_left, outcomes, quiet, small_gateway
@@ -186,7 +186,7 @@ async def test_without_a_tokenizer_the_prompt_goes_on_as_it_is(
     client = Client(gateway, asked)
     await client.done()
     assert client.error is None
-    assert backend.calls[0].request == asked
+    assert backend.calls[0].request == replace(asked, priority=PriorityClass.STANDARD)
     with pytest.raises(InvalidRequest):
         await gateway.detokenize(DEFAULT_TENANT, "fake", [1])
 
@@ -392,7 +392,7 @@ async def test_a_hit_is_served_at_overload_and_while_the_backend_is_away(
 ) -> None:
     cache = OneAnswer()
     gateway = small_gateway(backend, clock, cache=cache)
-    crowd = [Client(gateway, request("miss")) for _ in range(7)]
+    crowd = [Client(gateway, request((1, 2))) for _ in range(7)]
     await quiet()
     backend.state = State.RESTARTING
     hit = Client(gateway, request("hit"))

@@ -21,12 +21,15 @@ async def test_left_refused_failed_and_answered_are_told_apart(
 ) -> None:
     backend.max_running = 6
     with caplog.at_level(logging.INFO, "headrace.request"):
-        streams = [Client(gateway, request(id=f"stream-{i}", user="mallory")) for i in range(5)]
-        failing = Client(gateway, request())
-        fillers = [Client(gateway, request()) for _ in range(2)]
-        queued = Client(gateway, request(id="queued"))
-        another = Client(gateway, request())
-        refused = Client(gateway, request())
+        streams = [
+            Client(gateway, request((1, 2, 3, 4, 5, 6), id=f"stream-{i}", user="mallory"))
+            for i in range(5)
+        ]
+        failing = Client(gateway, request((1, 2, 3, 4, 5, 6)))
+        fillers = [Client(gateway, request((1, 2, 3, 4, 5, 6))) for _ in range(2)]
+        queued = Client(gateway, request((1, 2, 3, 4, 5, 6), id="queued"))
+        another = Client(gateway, request((1, 2, 3, 4, 5, 6)))
+        refused = Client(gateway, request((1, 2, 3, 4, 5, 6)))
         await quiet()
         assert isinstance(refused.error, Overloaded)
         assert len(backend.calls) == 8

@@ -58,19 +58,23 @@ async def site(
     limits: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     started: bool = True,
+    kind: type[Gateway] = Gateway,
+    address: tuple[str, int] = ("127.0.0.1", 123),
+    host: str = "test",
 ) -> AsyncIterator[Site]:
-    """In process, without sockets: answers arrive whole."""
+    """In process, without sockets: answers arrive whole. `address` is the client's, `host` what it
+    calls the server."""
     if isinstance(backend, Script):
         backend = ScriptedBackend(backend)
     clock = clock or SystemClock()
     settings = Settings.model_validate({"server": server or {}, "limits": limits or {}})
-    gateway = Gateway([backend], settings, clock=clock, metrics=Metrics())
+    gateway = kind([backend], settings, clock=clock, metrics=Metrics())
     app = create_app(gateway, settings, clock=clock, version="1", manage_gateway=False)
     if started:
         await gateway.start()
-    transport = httpx2.ASGITransport(app)
+    transport = httpx2.ASGITransport(app, client=address)
     try:
-        async with httpx2.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx2.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
             yield Site(client, gateway, app, backend, settings)
     finally:
         await gateway.close()
@@ -144,7 +148,11 @@ def refusal_of(response: httpx2.Response, status: int) -> dict[str, Any]:
     assert response.headers["content-type"] == "application/json"
     body: dict[str, Any] = response.json()
     assert set(body) == {"error"}
-    assert set(body["error"]) == {"message", "type", "param", "code"}
+    more = {"reason", "queue_position", "retry_after_ms"}
+    assert set(body["error"]) - more == {"message", "type", "param", "code"}
+    assert None not in [body["error"].get(name, 0) for name in more]
+    waits = response.headers.get("retry-after-ms")
+    assert body["error"].get("retry_after_ms") == (None if waits is None else int(waits))
     assert "Traceback" not in response.text
     assert "Error" not in body["error"]["message"]
     error: dict[str, Any] = body["error"]

@@ -14,9 +14,12 @@ from headrace.config import LimitSettings, ServerSettings, Settings
 from headrace.core.clock import Clock
 from headrace.core.events import Event
 from headrace.core.request import Request
-from headrace.gateway import DEFAULT_TENANT, Gateway
+from headrace.gateway import DEFAULT_TENANT, Gateway, Tenant
+from headrace.gateway.claims import Terms
 from headrace.telemetry import Metrics
 from support.backend import FakeBackend
+
+_NO_TERMS = Terms()
 
 
 def small_gateway(
@@ -36,10 +39,16 @@ def small_gateway(
 class Client:
     """Reads one answer in a task of its own. Once done it has an `error` or a whole answer."""
 
-    def __init__(self, gateway: Gateway, request: Request) -> None:
+    def __init__(
+        self,
+        gateway: Gateway,
+        request: Request,
+        tenant: Tenant = DEFAULT_TENANT,
+        terms: Terms = _NO_TERMS,
+    ) -> None:
         self.events: list[Event] = []
         self.error: Exception | None = None
-        self._stream = gateway.generate(request, DEFAULT_TENANT)
+        self._stream = gateway.generate(request, tenant, terms)
         self.task = asyncio.create_task(self._read())
 
     async def _read(self) -> None:

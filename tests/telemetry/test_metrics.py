@@ -6,7 +6,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.core.clock import VirtualClock
-from headrace.core.errors import BackendFailed, HeadraceError, ModelNotFound, Overloaded
+from headrace.core.errors import BackendFailed, HeadraceError, MethodNotAllowed, NotFound
 from headrace.core.events import Delta, Finish, FinishReason, Start, Usage
 from headrace.core.request import Endpoint
 from headrace.engine.wire import StepStats
@@ -106,10 +106,22 @@ def kinds(base: type[HeadraceError]) -> list[type[HeadraceError]]:
 @pytest.mark.parametrize("kind", kinds(HeadraceError))
 def test_every_error_has_an_outcome_of_its_kind(kind: type[HeadraceError]) -> None:
     outcome = Outcome.of_refusal(kind("x"))
-    if kind.status == 400 or kind in {Overloaded, ModelNotFound}:
+    if kind in {HeadraceError, BackendFailed, NotFound, MethodNotAllowed}:
+        assert outcome is Outcome.FAILED, "ours, or of no generation endpoint"
+    else:
         assert outcome.value.startswith("refused_")
-    if kind is BackendFailed:
-        assert outcome is Outcome.FAILED
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [Outcome.UNAUTHORIZED, Outcome.TOO_LARGE, Outcome.BODY_TIMEOUT, Outcome.INVALID, Outcome.QUOTA],
+)
+def test_what_never_got_to_a_model_is_counted_without_one(outcome: Outcome) -> None:
+    metrics = Metrics()
+    for _ in range(2):
+        metrics.unrouted(Endpoint.CHAT, outcome)
+    labels = {"model_name": "", "endpoint": "chat", "outcome": outcome.value}
+    assert value(metrics, "headrace_requests_total", **labels) == 2
 
 
 def test_several_tokens_in_a_delta_share_its_gap() -> None:

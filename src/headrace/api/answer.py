@@ -11,16 +11,20 @@ import orjson
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headrace.api.base import Context, context_of, tenant_of
+from headrace.api.base import Context, Gateway, context_of, tenant_of
+from headrace.api.durations import server_timing
 from headrace.api.fold import Answer, fold
 from headrace.api.frames import Frames, ReplyHead, StreamShape
+from headrace.api.generation import hand_over
 from headrace.api.merge import closing, merge
 from headrace.api.schemas import GenerationBody, StreamOptions
 from headrace.api.sse import ClientGone, EventStream, until_gone
+from headrace.api.terms import terms_of
 from headrace.backends.base import ModelCard
 from headrace.core.events import Event
 from headrace.core.request import Request
 from headrace.gateway import Tenant
+from headrace.gateway.claims import Terms
 
 __all__ = ["Style", "answer", "new_head"]
 
@@ -58,7 +62,9 @@ async def answer(
     n = requests[0].n
     choices = len(requests) * n
     top_logprobs = requests[0].sampling.logprobs
-    events = _events(context, tenant_of(http), requests)
+    terms = terms_of(http, body)
+    hand_over(http.scope)
+    events = _events(context.gateway, tenant_of(http), requests, terms)
     if body.stream:
         options = body.stream_options or StreamOptions()
         shape = StreamShape(
@@ -80,15 +86,16 @@ async def answer(
         content = await asyncio.to_thread(_render, style, head, whole, top_logprobs)
     else:
         content = _render(style, head, whole, top_logprobs)
-    return Response(content, media_type="application/json")
+    response = Response(content, media_type="application/json")
+    response.raw_headers.append((b"server-timing", server_timing(whole.usage)))
+    return response
 
 
 def _events(
-    context: Context, tenant: Tenant, requests: tuple[Request, ...]
+    gateway: Gateway, tenant: Tenant, requests: tuple[Request, ...], terms: Terms
 ) -> AsyncIterator[Event]:
-    if len(requests) == 1:
-        return context.gateway.generate(requests[0], tenant)
-    return merge([context.gateway.generate(request, tenant) for request in requests], requests[0].n)
+    streams = [gateway.generate(request, tenant, terms) for request in requests]
+    return streams[0] if len(streams) == 1 else merge(streams, requests[0].n)
 
 
 async def _fold(events: AsyncIterator[Event], choices: int) -> Answer:

@@ -11,9 +11,10 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
-from headrace.api import chat, completions, models, probes, tokenize
+from headrace.api import chat, completions, models, probes, scheduling, tokenize
 from headrace.api.base import Context, Gateway
 from headrace.api.errors import install_error_handlers
+from headrace.api.generation import LIMIT_HEADERS, GenerationCalls
 from headrace.api.middleware import BodyLimit, KeyCheck, RequestFrame
 from headrace.config import Settings
 from headrace.core.clock import Clock, Entropy, SystemClock, SystemEntropy
@@ -22,7 +23,14 @@ __all__ = ["create_app"]
 
 log = logging.getLogger(__name__)
 
-_EXPOSED = ("x-request-id", "openai-processing-ms", "retry-after", "retry-after-ms")
+_EXPOSED = (
+    "x-request-id",
+    "openai-processing-ms",
+    "retry-after",
+    "retry-after-ms",
+    "server-timing",
+    *LIMIT_HEADERS,
+)
 
 
 def create_app(
@@ -66,7 +74,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(gateway, settings, clock, entropy)
-    for room in (chat, completions, models, tokenize, probes):
+    for room in (chat, completions, models, tokenize, probes, scheduling):
         app.include_router(room.router)
     install_error_handlers(app)
 
@@ -77,13 +85,17 @@ def create_app(
     app.add_middleware(BodyLimit, max_bytes=server.max_body_bytes, timeout=server.body_timeout)
     app.add_middleware(KeyCheck, gateway=gateway, open_paths=open_paths)
     app.add_middleware(
-        RequestFrame, clock=clock, entropy=entropy, in_flight=gateway.metrics.http_in_flight
+        RequestFrame,
+        clock=clock,
+        entropy=entropy,
+        in_flight=gateway.metrics.http_in_flight,
+        calls=GenerationCalls(gateway),
     )
     app.add_middleware(
         CORSMiddleware,
         allow_origins=server.cors.origins,
         allow_credentials=server.cors.credentials,
-        allow_methods=("GET", "HEAD", "POST"),
+        allow_methods=("GET", "HEAD", "POST"),  # no PATCH: a web page is no operator
         allow_headers=("*",),
         expose_headers=_EXPOSED,
     )

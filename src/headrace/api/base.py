@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
@@ -15,9 +15,37 @@ from headrace.core.events import Event
 from headrace.core.health import Health
 from headrace.core.request import Message, Request
 from headrace.gateway import Tenant
+from headrace.gateway.claims import Terms
+from headrace.gateway.view import QueueRow
 from headrace.telemetry import Metrics
 
-__all__ = ["Context", "Gateway", "context_of", "tenant_of"]
+__all__ = ["NO_TERMS", "Context", "Gateway", "RateLimits", "context_of", "tenant_of"]
+
+
+NO_TERMS = Terms()
+
+
+class RateLimits(Protocol):
+    """A tenant's limits, what is left of them, and in how many seconds they are whole again. None
+    where there is no such limit."""
+
+    @property
+    def limit_requests(self) -> float | None: ...
+
+    @property
+    def remaining_requests(self) -> float | None: ...
+
+    @property
+    def reset_requests_s(self) -> float | None: ...
+
+    @property
+    def limit_tokens(self) -> float | None: ...
+
+    @property
+    def remaining_tokens(self) -> float | None: ...
+
+    @property
+    def reset_tokens_s(self) -> float | None: ...
 
 
 class Gateway(Protocol):
@@ -43,7 +71,9 @@ class Gateway(Protocol):
         """Raises ModelNotFound."""
         ...
 
-    def generate(self, request: Request, tenant: Tenant) -> AsyncIterator[Event]:
+    def generate(
+        self, request: Request, tenant: Tenant, terms: Terms = NO_TERMS
+    ) -> AsyncIterator[Event]:
         """Closing the iterator cancels the work. Refusals are raised at the first step."""
         ...
 
@@ -64,6 +94,27 @@ class Gateway(Protocol):
     ) -> list[str]: ...
 
     def health(self) -> Health: ...
+
+    def ratelimit(self, tenant: Tenant) -> RateLimits | None:
+        """The tenant's limits as of now, None where it has none."""
+        ...
+
+    def queue_view(self, tenant: Tenant) -> Sequence[QueueRow]:
+        """The tenant's own rows; every tenant's for an admin."""
+        ...
+
+    def scheduling_config(self) -> Mapping[str, object]:
+        """The settings in force, as JSON knows them."""
+        ...
+
+    def configure_scheduling(self, changes: Mapping[str, object]) -> Mapping[str, object]:
+        """Makes all the changes or none, and returns the settings then in force. Raises
+        InvalidRequest that names the key."""
+        ...
+
+    def scheduling_trace(self) -> Sequence[Mapping[str, object]]:
+        """The last steps' decisions, oldest first, as JSON knows them."""
+        ...
 
     def exposition(self) -> bytes:
         """All metrics, as telemetry.EXPOSITION_TYPE."""

@@ -13,7 +13,7 @@ from starlette.requests import Request
 from headrace.api.errors import invalid_body
 from headrace.core.errors import InvalidRequest
 
-__all__ = ["parse_object", "read_body"]
+__all__ = ["parse_object", "read_body", "read_object"]
 
 _LARGE = 256 * 1024
 """Bodies longer than this many bytes are parsed in a thread."""
@@ -28,6 +28,12 @@ async def read_body(request: Request, model: type[Model]) -> Model:
     if len(raw) > _LARGE:
         return await asyncio.to_thread(_parse, raw, model)
     return _parse(raw, model)
+
+
+async def read_object(request: Request) -> dict[str, Any]:
+    """The body as any JSON object, for those who know its keys. Raises InvalidRequest."""
+    _refuse_foreign_form(request)
+    return parse_object(await request.body())
 
 
 def parse_object(raw: bytes) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from headrace.api.fold import chat_reply
 from headrace.api.frames import ChatFrames
 from headrace.api.openapi import json_body, refusals
 from headrace.api.schemas import ChatBody
+from headrace.api.terms import TERM_HEADERS
 
 __all__ = ["router"]
 
@@ -26,8 +27,8 @@ _STYLE = Style(ChatFrames, chat_reply)
     operation_id="create_chat_completion",
     summary="Answer a conversation",
     response_class=Response,
-    responses=refusals(400, 401, 404, 413, 429, 503),
-    openapi_extra=json_body(ChatBody),
+    responses=refusals(400, 401, 403, 404, 408, 413, 429, 503, 504),
+    openapi_extra=json_body(ChatBody, TERM_HEADERS),
 )
 async def create_chat_completion(http: HttpRequest) -> Response:
     """As OpenAI's endpoint, with vLLM's additions to its parameters."""
@@ -38,4 +39,5 @@ async def create_chat_completion(http: HttpRequest) -> Response:
     card = context.gateway.model(tenant, body.model)
     head = new_head(context, "chatcmpl", card)
     origin = Origin(head.id, tenant.name, arrival, context.settings.limits)
-    return await answer(http, body, (chat_request(body, origin),), head, _STYLE)
+    requests = (chat_request(body, origin),)
+    return await answer(http, body, requests, head, _STYLE)

@@ -14,6 +14,7 @@ from headrace.api.fold import completion_reply
 from headrace.api.frames import CompletionFrames
 from headrace.api.openapi import json_body, refusals
 from headrace.api.schemas import CompletionBody
+from headrace.api.terms import TERM_HEADERS
 
 __all__ = ["router"]
 
@@ -26,8 +27,8 @@ _STYLE = Style(CompletionFrames, completion_reply)
     operation_id="create_completion",
     summary="Continue one or more prompts",
     response_class=Response,
-    responses=refusals(400, 401, 404, 413, 429, 503),
-    openapi_extra=json_body(CompletionBody),
+    responses=refusals(400, 401, 403, 404, 408, 413, 429, 503, 504),
+    openapi_extra=json_body(CompletionBody, TERM_HEADERS),
 )
 async def create_completion(http: HttpRequest) -> Response:
     """As OpenAI's endpoint. Choice i of prompt p has index p * n + i."""
@@ -38,4 +39,5 @@ async def create_completion(http: HttpRequest) -> Response:
     card = context.gateway.model(tenant, body.model)
     head = new_head(context, "cmpl", card)
     origin = Origin(head.id, tenant.name, arrival, context.settings.limits)
-    return await answer(http, body, completion_requests(body, origin), head, _STYLE)
+    requests = completion_requests(body, origin)
+    return await answer(http, body, requests, head, _STYLE)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import orjson
 from fastapi import FastAPI
@@ -13,6 +14,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
 
+from headrace.api.generation import note_refusal
 from headrace.core.errors import HeadraceError, InvalidRequest, MethodNotAllowed, NotFound
 
 __all__ = [
@@ -39,16 +41,19 @@ _KINDS = {
 
 def error_body(error: HeadraceError) -> bytes:
     """The JSON object that tells of `error`, in a reply and in a stream alike."""
-    return orjson.dumps(
-        {
-            "error": {
-                "message": error.message,
-                "type": error.type,
-                "param": error.param,
-                "code": error.code,
-            }
-        }
-    )
+    told: dict[str, Any] = {
+        "message": error.message,
+        "type": error.type,
+        "param": error.param,
+        "code": error.code,
+    }
+    if error.reason is not None:
+        told["reason"] = error.reason
+    if error.queue_position is not None:
+        told["queue_position"] = error.queue_position
+    if error.retry_after_s is not None:
+        told["retry_after_ms"] = _retry_after_ms(error.retry_after_s)
+    return orjson.dumps({"error": told})
 
 
 def error_response(error: HeadraceError, headers: Mapping[str, str] | None = None) -> Response:
@@ -59,10 +64,13 @@ def error_response(error: HeadraceError, headers: Mapping[str, str] | None = Non
     if error.status == 401:
         response.headers["www-authenticate"] = "Bearer"
     if error.retry_after_s is not None:
-        wait = max(error.retry_after_s, 0.0)
-        response.headers["retry-after"] = str(max(math.ceil(wait), 1))
-        response.headers["retry-after-ms"] = str(max(math.ceil(wait * 1000), 1))
+        response.headers["retry-after"] = str(max(math.ceil(error.retry_after_s), 1))
+        response.headers["retry-after-ms"] = str(_retry_after_ms(error.retry_after_s))
     return response
+
+
+def _retry_after_ms(seconds: float) -> int:
+    return max(math.ceil(seconds * 1000), 1)
 
 
 def internal_error() -> HeadraceError:
@@ -87,7 +95,8 @@ def install_error_handlers(app: FastAPI) -> None:
     app.exception_handler(RequestValidationError)(_on_bad_parameters)
 
 
-def _on_refusal(_request: Request, error: HeadraceError) -> Response:
+def _on_refusal(request: Request, error: HeadraceError) -> Response:
+    note_refusal(request.scope, error)
     return error_response(error)
 
 

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from headrace.api.durations import timings_object
 from headrace.api.frames import ReplyHead, usage_object
 from headrace.api.logprobs import LegacyLogprobs, chat_entries
 from headrace.core.errors import BackendFailed
@@ -94,7 +95,7 @@ def _ending(choice: Choice) -> dict[str, Any]:
 def _reply(
     kind: str, head: ReplyHead, choices: list[dict[str, Any]], usage: Usage
 ) -> dict[str, Any]:
-    return {
+    reply = {
         "id": head.id,
         "object": kind,
         "created": head.created,
@@ -103,3 +104,5 @@ def _reply(
         "choices": choices,
         "usage": usage_object(usage),
     }
+    timings = timings_object(usage)
+    return reply if timings is None else {**reply, "timings": timings}

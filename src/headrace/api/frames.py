@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import orjson
 
+from headrace.api.durations import timings_object
 from headrace.api.logprobs import LegacyLogprobs, chat_entries
 from headrace.core.errors import BackendFailed
 from headrace.core.events import Delta, Event, Finish, Start, Usage
@@ -15,6 +18,7 @@ from headrace.core.events import Delta, Event, Finish, Start, Usage
 __all__ = ["ChatFrames", "CompletionFrames", "Frames", "ReplyHead", "StreamShape", "usage_object"]
 
 DONE = b"data: [DONE]\n\n"
+NOTHING: Mapping[str, Any] = MappingProxyType({})
 _MARK = "\x00text\x00"
 _ESCAPES = (
     (b"\xe2\x80\xa8", b"\\u2028"),
@@ -95,6 +99,7 @@ class _Frames(ABC):
         self._halves = [self._split(i) for i in range(shape.choices)]
         self._open = [False] * shape.choices
         self._finished = 0
+        self._kept: dict[str, Any] | None = None
         self._prompt_tokens = 0
         self._completion_tokens = 0
 
@@ -103,8 +108,7 @@ class _Frames(ABC):
         if kind is Delta:
             return self._delta(event)  # type: ignore[arg-type]  # mypy cannot narrow by `type() is`
         if isinstance(event, Finish):
-            self._finished += 1
-            return self._opening(event.index) + self._closing(event)
+            return self._finish(event)
         if isinstance(event, Usage):
             return self._end(event)
         if isinstance(event, Start):
@@ -124,16 +128,30 @@ class _Frames(ABC):
             frame = b""
         return frame if self._open[index] else self._opening(index) + frame
 
+    def _finish(self, event: Finish) -> bytes:
+        """The last chunk of a stream has the timings. Without include_usage that is the one that
+        closes the last choice, so it is kept for the Usage, which comes right behind it."""
+        self._finished += 1
+        opening = self._opening(event.index)
+        closing = self._closing(event)
+        if self._finished < self._shape.choices or self._shape.include_usage:
+            return opening + self._frame(closing)
+        self._kept = closing
+        return opening
+
     def _end(self, usage: Usage) -> bytes:
         if self._finished != self._shape.choices:
             raise BackendFailed("The backend ended the answer before all choices were complete.")
         self.complete = True
-        if not self._shape.include_usage:
-            return DONE
-        return sse({**self._envelope, "choices": [], "usage": usage_object(usage)}) + DONE
+        timings = timings_object(usage)
+        last: dict[str, Any] = {} if timings is None else {"timings": timings}
+        if self._kept is not None:
+            return self._frame(self._kept, last) + DONE
+        last["usage"] = usage_object(usage)
+        return sse({**self._envelope, "choices": [], **last}) + DONE
 
-    def _frame(self, choice: dict[str, Any]) -> bytes:
-        payload = {**self._envelope, "choices": [choice]}
+    def _frame(self, choice: dict[str, Any], more: Mapping[str, Any] = NOTHING) -> bytes:
+        payload = {**self._envelope, "choices": [choice], **more}
         if self._continuous:
             payload["usage"] = usage_object(Usage(self._prompt_tokens, self._completion_tokens))
         elif self._shape.include_usage:
@@ -160,7 +178,7 @@ class _Frames(ABC):
     def _full(self, event: Delta) -> bytes: ...
 
     @abstractmethod
-    def _closing(self, event: Finish) -> bytes: ...
+    def _closing(self, event: Finish) -> dict[str, Any]: ...
 
     @abstractmethod
     def _choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]: ...
@@ -181,16 +199,14 @@ class ChatFrames(_Frames):
         logprobs = None if entries is None else {"content": chat_entries(entries), "refusal": None}
         return self._frame(self._choice(event.index, event.text, logprobs))
 
-    def _closing(self, event: Finish) -> bytes:
-        return self._frame(
-            {
-                "index": event.index,
-                "delta": {},
-                "logprobs": None,
-                "finish_reason": event.reason,
-                "stop_reason": event.stop,
-            }
-        )
+    def _closing(self, event: Finish) -> dict[str, Any]:
+        return {
+            "index": event.index,
+            "delta": {},
+            "logprobs": None,
+            "finish_reason": event.reason,
+            "stop_reason": event.stop,
+        }
 
     def _choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
         return {
@@ -221,10 +237,9 @@ class CompletionFrames(_Frames):
             logprobs = self._logprobs[event.index].render(event.logprobs)
         return self._frame(self._choice(event.index, event.text, logprobs))
 
-    def _closing(self, event: Finish) -> bytes:
-        choice = self._choice(event.index, "", None)
-        choice |= {"finish_reason": event.reason, "stop_reason": event.stop}
-        return self._frame(choice)
+    def _closing(self, event: Finish) -> dict[str, Any]:
+        ending = {"finish_reason": event.reason, "stop_reason": event.stop}
+        return self._choice(event.index, "", None) | ending
 
     def _choice(self, index: int, text: str, logprobs: Any) -> dict[str, Any]:
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": None}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from headrace.core.events import Delta, Event, Finish, Start, Usage
+from headrace.core.events import Delta, Event, Finish, Start, Timings, Usage
 
 __all__ = ["closing", "merge"]
 
@@ -115,6 +115,7 @@ def _joint_start(starts: Sequence[Start]) -> Start:
         prompt_tokens=sum(start.prompt_tokens for start in starts),
         cached_tokens=sum(start.cached_tokens for start in starts),
         cache_tier=tiers.pop() if len(tiers) == 1 else None,
+        queue_s=_last(start.queue_s for start in starts),
     )
 
 
@@ -123,4 +124,35 @@ def _joint_usage(usages: Sequence[Usage]) -> Usage:
         prompt_tokens=sum(usage.prompt_tokens for usage in usages),
         completion_tokens=sum(usage.completion_tokens for usage in usages),
         cached_tokens=sum(usage.cached_tokens for usage in usages),
+        timings=_joint_timings([usage.timings for usage in usages]),
     )
+
+
+def _joint_timings(each: Sequence[Timings | None]) -> Timings | None:
+    """The call's own: until the last of its prompts had its turn, from there until the last one
+    had its first token, from there until the last one was done. The parts add up as each one's do,
+    and the first agrees with the joint Start."""
+    known = [t for t in each if t is not None]
+    if not known:
+        return None
+    turn = _last(t.queue_s for t in known)
+    token = _last(_sum(t.queue_s, t.prefill_s) for t in known if t.prefill_s is not None)
+    done = _last(_sum(t.queue_s, t.prefill_s, t.decode_s) for t in known if t.decode_s is not None)
+    return Timings(
+        queue_s=turn,
+        prefill_s=_between(turn, token),
+        decode_s=_between(_last((turn, token)), done),
+        total_s=max(t.total_s for t in known),
+    )
+
+
+def _last(times: Iterable[float | None]) -> float | None:
+    return max((at for at in times if at is not None), default=None)
+
+
+def _sum(*parts: float | None) -> float:
+    return sum(part or 0.0 for part in parts)
+
+
+def _between(start: float | None, end: float | None) -> float | None:
+    return None if end is None else max(end - (start or 0.0), 0.0)

@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from headrace.api.auth import credential_of
 from headrace.api.base import Gateway
 from headrace.api.errors import error_response, internal_error
+from headrace.api.generation import GenerationCalls, note_refusal
 from headrace.core.clock import Clock, Entropy
 from headrace.core.errors import HeadraceError, PayloadTooLarge, RequestTimeout, Unauthorized
 
@@ -34,12 +35,21 @@ class RequestFrame:
     """Gives each request its id and each answer the headers that OpenAI's have.
 
     A sane `x-request-id` of the caller is kept, else a new one is made. It is also the last net:
-    an unforeseen exception is logged under that id and answered with a plain 500.
+    an unforeseen exception is logged under that id and answered with a plain 500. `calls` adds
+    what the generation endpoints have besides, here because each wrapper more costs every token.
     """
 
-    def __init__(self, app: ASGIApp, clock: Clock, entropy: Entropy, in_flight: Gauge) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        clock: Clock,
+        entropy: Entropy,
+        in_flight: Gauge,
+        calls: GenerationCalls | None = None,
+    ) -> None:
         self._app = app
         self._in_flight = in_flight
+        self._calls = calls
         self._clock = clock
         self._entropy = entropy
 
@@ -53,6 +63,7 @@ class RequestFrame:
             given = b"req_" + self._entropy.token(16).encode()
         scope.setdefault("state", {})["request_id"] = given.decode()
         started = False
+        calls = self._calls
 
         async def framed(message: Message) -> None:
             nonlocal started
@@ -64,6 +75,7 @@ class RequestFrame:
                     (b"x-request-id", given),
                     (b"openai-processing-ms", str(took).encode()),
                     (b"openai-version", b"2020-10-01"),
+                    *(calls.headers(scope) if calls is not None else ()),
                 ]
             await send(message)
 
@@ -74,9 +86,13 @@ class RequestFrame:
             if started:
                 raise  # the answer cannot be completed: the server logs it and hangs up
             log.exception("request %s failed", given.decode())
-            await error_response(internal_error())(scope, receive, framed)
+            fault = internal_error()
+            note_refusal(scope, fault)
+            await error_response(fault)(scope, receive, framed)
         finally:
             self._in_flight.dec()
+            if calls is not None:
+                calls.ended(scope, answered=started)
 
 
 class KeyCheck:
@@ -92,6 +108,7 @@ class KeyCheck:
             try:
                 tenant = self._gateway.authenticate(credential_of(scope["headers"]))
             except Unauthorized as refusal:
+                note_refusal(scope, refusal)
                 await error_response(refusal)(scope, receive, send)
                 return
             scope.setdefault("state", {})["tenant"] = tenant
@@ -116,6 +133,7 @@ class BodyLimit:
         try:
             body = await self._read(scope, receive)
         except HeadraceError as refusal:
+            note_refusal(scope, refusal)
             await _refuse_unread(refusal, receive, send)
             return
         if body is None:

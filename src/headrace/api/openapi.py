@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel
 
-__all__ = ["json_body", "refusals"]
+__all__ = ["any_object", "json_body", "refusals"]
 
 _ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
@@ -18,6 +19,9 @@ _ERROR_SCHEMA: dict[str, Any] = {
                 "type": {"type": "string"},
                 "param": {"type": ["string", "null"]},
                 "code": {"type": ["string", "null"]},
+                "reason": {"type": "string", "description": "Which rule refused, if it says so"},
+                "queue_position": {"type": "integer", "description": "Choices that were ahead"},
+                "retry_after_ms": {"type": "integer", "description": "When to try again"},
             },
         }
     },
@@ -25,16 +29,33 @@ _ERROR_SCHEMA: dict[str, Any] = {
 _MEANINGS = {
     400: "The request is at fault; `param` names the field",
     401: "No key, or a wrong one",
+    403: "The key is not allowed this",
     404: "No such model",
+    408: "The body took too long to arrive",
     413: "The body is too large",
     429: "A limit of this key is reached; other callers are served",
     503: "The server is starting, full or shutting down",
+    504: "The request's own deadline passed, or could not have been met",
 }
 
 
-def json_body(model: type[BaseModel]) -> dict[str, Any]:
-    """`openapi_extra` of a route that takes `model`."""
-    schema = _inlined(model.model_json_schema())
+def json_body(model: type[BaseModel], headers: Mapping[str, str] | None = None) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes `model` and `headers`, which map names to meanings."""
+    extra = _body(_inlined(model.model_json_schema()))
+    if headers:
+        extra["parameters"] = [
+            {"name": name, "in": "header", "schema": {"type": "string"}, "description": text}
+            for name, text in headers.items()
+        ]
+    return extra
+
+
+def any_object(description: str) -> dict[str, Any]:
+    """`openapi_extra` of a route that takes an object whose keys are known elsewhere."""
+    return _body({"type": "object", "description": description})
+
+
+def _body(schema: dict[str, Any]) -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 

@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 MAX_LOGPROBS = 20
+MAX_TIMEOUT_S = 365 * 86400
 
 ModelName = Annotated[str, Field(min_length=1, max_length=256)]
 Count = Annotated[int, Field(ge=0, le=2**31 - 1)]
@@ -73,7 +74,10 @@ class GenerationBody(WireModel):
     user: Annotated[str, Field(max_length=1024)] | None = None
     metadata: dict[str, Any] = Field(default_factory=dict)
     priority: Annotated[int, Field(ge=-(2**31), le=2**31 - 1)] = 0
-    """Lower is more urgent."""
+    """Lower is more urgent, 0 what the key's requests usually are."""
+    timeout: Annotated[float, Field(gt=0, le=MAX_TIMEOUT_S, allow_inf_nan=False)] | None = None
+    """Seconds from arrival after which nobody wants the answer; of this and the header
+    X-Request-Timeout the shorter one counts."""
     cache_salt: Annotated[str, Field(max_length=256)] | None = None
     """Prompts share cached prefixes only with those of the same salt."""
 

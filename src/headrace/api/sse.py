@@ -10,11 +10,12 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace.api.durations import server_timing
 from headrace.api.errors import error_body, internal_error
 from headrace.api.frames import Frames
 from headrace.api.merge import closing
 from headrace.core.errors import BackendFailed, HeadraceError
-from headrace.core.events import Event
+from headrace.core.events import Event, Start
 
 __all__ = ["ABORT", "ClientGone", "EventStream", "until_gone"]
 
@@ -114,7 +115,7 @@ class EventStream(Response):
             async with closing(self._events) as events:
                 async for event in events:
                     if not self._started:
-                        await self._start(send)
+                        await self._start(send, event)
                     frame = feed(event)
                     if frame:
                         self._last = now()
@@ -129,11 +130,12 @@ class EventStream(Response):
             await self._fail(send, error)
         await self._put(send, b"", more=False)
 
-    async def _start(self, send: Send) -> None:
+    async def _start(self, send: Send, event: Event) -> None:
         self._started = True
-        await self._send(
-            send, {"type": "http.response.start", "status": 200, "headers": self.raw_headers}
-        )
+        headers = self.raw_headers
+        if isinstance(event, Start):
+            headers = [*headers, (b"server-timing", server_timing(event))]
+        await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _fail(self, send: Send, error: Exception) -> None:
         if not isinstance(error, HeadraceError):

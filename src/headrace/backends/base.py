@@ -122,6 +122,11 @@ class SteerableBackend(Backend, Protocol):
         """The operator's bounds: most tokens in a step, most sequences computed together."""
         ...
 
+    @property
+    def on_cpu(self) -> bool:
+        """Whether it computes on a CPU, as far as is known: what to expect of the first steps."""
+        ...
+
     def listen(self, on_step: Callable[[StepReport], None]) -> None:
         """Has `on_step` called after every step, on the event loop; it must be quick."""
         ...

@@ -201,6 +201,11 @@ class EngineBackend:
     def step_limits(self) -> tuple[int, int]:
         return self._config.max_step_tokens, self._config.max_running
 
+    @property
+    def on_cpu(self) -> bool:
+        info = self._client.info
+        return (self._config.device if info is None else info.device) != "cuda"
+
     def listen(self, on_step: Callable[[StepReport], None]) -> None:
         self._listeners.append(on_step)
 

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli import config, models
+from headrace.cli import config, keys, models
 from headrace.cli.serve import serve
 
 __all__ = ["app"]
@@ -23,6 +23,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.add_typer(models.app, name="models")
+app.add_typer(keys.app, name="keys")
 app.add_typer(config.app, name="config")
 
 

@@ -30,21 +30,24 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def exposed_warning(loaded: LoadedSettings) -> str | None:
+def exposed_warning(loaded: LoadedSettings, stored_keys: int = 0) -> str | None:
     """A sentence for a server that is open to its network, else None."""
     server = loaded.settings.server
-    if server.api_keys or is_loopback(server.host):
+    if _keys(loaded, stored_keys) or is_loopback(server.host):
         return None
     return (
         f"warning: listening on {server.host} without an API key: whoever reaches this port may"
-        " use the model; set --api-key or HEADRACE__SERVER__API_KEYS"
+        " use the model; set --api-key or HEADRACE__SERVER__API_KEYS, or make one with"
+        " `headrace keys create NAME`"
     )
 
 
-def banner(loaded: LoadedSettings, info: ModelInfo | None, name: str, url: str) -> str:
+def banner(
+    loaded: LoadedSettings, info: ModelInfo | None, name: str, url: str, stored_keys: int = 0
+) -> str:
     """URL, model, device, memory, limits, access and where the settings come from."""
     settings = loaded.settings
-    keys = len(settings.server.api_keys)
+    keys = _keys(loaded, stored_keys)
     rows = [("API", f"{url}/v1"), ("docs", f"{url}/docs")]
     if info is not None:
         tokens = info.num_blocks * info.block_size
@@ -67,6 +70,13 @@ def banner(loaded: LoadedSettings, info: ModelInfo | None, name: str, url: str) 
     ]
     lines = [f"Headrace {__version__} serves {name}"]
     return "\n".join(lines + [f"  {label:10}{text}" for label, text in rows])
+
+
+def _keys(loaded: LoadedSettings, stored_keys: int) -> int:
+    """Keys that are good now, of the settings and of the store."""
+    settings = loaded.settings
+    configured = len(settings.server.api_keys) + sum(len(t.api_keys) for t in settings.tenants)
+    return configured + stored_keys
 
 
 def _count(parameters: int) -> str:

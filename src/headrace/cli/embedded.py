@@ -123,6 +123,10 @@ class EmbeddedEngine:
     def step_limits(self) -> tuple[int, int]:
         return self._settings.max_step_tokens, self._settings.max_running
 
+    @property
+    def on_cpu(self) -> bool:
+        return self._settings.device != "cuda" if self._engine is None else self._engine.on_cpu
+
     def listen(self, on_step: Callable[[StepReport], None]) -> None:
         self._listeners.append(on_step)
         if self._engine is not None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
-from pydantic import SecretStr
+from pydantic import BaseModel, SecretStr
 
 from headrace.config import parse_size
 from headrace.config_loading import env_name, setting_fields
@@ -39,7 +39,8 @@ def settings_table() -> str:
         sections.setdefault(section, []).append(f"| {' | '.join(cells)} |")
     head = "| key, variable | kind | default | meaning |\n|---|---|---|---|"
     return "\n\n".join(
-        "\n".join([f"### [{section}]", "", head, *rows]) for section, rows in sections.items()
+        "\n".join([f"### [{section}]" if section else "### tables", "", head, *rows])
+        for section, rows in sections.items()
     )
 
 
@@ -55,4 +56,6 @@ def _kind(annotation: Any, metadata: Sequence[Any] = ()) -> str:
         return ", ".join(f"`{arg}`" for arg in args)
     if origin is tuple:
         return f"list of {_kind(args[0])}"
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return "table"
     return _NAMES[annotation]

@@ -23,6 +23,7 @@ from headrace.cli.progress import StageReporter
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.gateway import Gateway
+from headrace.gateway.keystore import KeyStore
 from headrace.telemetry import Metrics, configure_logging
 
 if TYPE_CHECKING:
@@ -95,15 +96,16 @@ def run_embedded(
     clock, metrics = SystemClock(), Metrics()
     settings = loaded.settings
     engine = EmbeddedEngine(source, settings.engine, clock=clock, metrics=metrics)
-    gateway = Gateway([engine], settings, clock=clock, metrics=metrics)
+    keys = KeyStore(settings.keys.file, clock)
+    gateway = Gateway([engine], settings, clock=clock, metrics=metrics, keys=keys)
     app = create_app(gateway, settings, clock=clock, version=__version__, manage_gateway=False)
     url = url_of(settings.server.host, sock.getsockname()[1])
     name = settings.engine.served_name or source.served_name
 
     def greeting() -> str:
-        return banner(loaded, engine.info, name, url)
+        return banner(loaded, engine.info, name, url, len(keys.entries()))
 
-    if (warning := exposed_warning(loaded)) is not None:
+    if (warning := exposed_warning(loaded, len(keys.entries()))) is not None:
         print(warning, file=out, flush=True)
     process = Process(gateway, app, settings.server, greeting, out)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

@@ -31,8 +31,11 @@ __all__ = [
 class HeadraceError(Exception):
     """Base of all errors shown to callers.
 
-    `param` is the name of the offending field (never its value), `code` a stable machine-readable
-    word, `retry_after_s` when set becomes `Retry-After` and `retry-after-ms`.
+    `param` is the name of the offending field or header (never its value), `code` a stable
+    machine-readable word. The rest is shown only where it is set: `retry_after_s`, when to try
+    again, as `retry_after_ms` and in the headers Retry-After and retry-after-ms; `reason`, a fixed
+    word for the rule that refused where a code has several; `queue_position`, how many choices
+    were ahead of this request's when it was refused.
     """
 
     status: int = 500
@@ -46,6 +49,8 @@ class HeadraceError(Exception):
         param: str | None = None,
         code: str | None = None,
         retry_after_s: float | None = None,
+        reason: str | None = None,
+        queue_position: int | None = None,
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -53,6 +58,8 @@ class HeadraceError(Exception):
         if code is not None:
             self.code = code
         self.retry_after_s = retry_after_s
+        self.reason = reason
+        self.queue_position = queue_position
 
 
 class InvalidRequest(HeadraceError):

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
-__all__ = ["Terms"]
+from headrace.core.errors import InvalidRequest
+from headrace.core.request import PriorityClass
+from headrace.gateway.tenants import Tenant
+from headrace.scheduling import Claim
+
+__all__ = ["Terms", "claim"]
+
+_SUB_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
+_CLASSES = {priority_class.name.lower(): priority_class for priority_class in PriorityClass}
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,3 +30,54 @@ class Terms:
     objective: str | None = None
     fairness_id: str | None = None
     timeout_s: float | None = None
+
+
+def claim(tenant: Tenant, terms: Terms, arrival: float) -> Claim:
+    """What the scheduler is told. Raises InvalidRequest naming the header.
+
+    The body's own word comes first, then X-Priority, then the objective; the first that says
+    anything counts. Nobody is refused for asking too much: it is clamped to the tenant's highest
+    class. Sub-tenants are heard from trusted tenants alone; others are what they are.
+    """
+    wanted = _asked(tenant, terms)
+    return Claim(
+        flow=_flow(tenant, terms.fairness_id),
+        weight=tenant.weight,
+        priority_class=max(wanted, tenant.highest_class),
+        deadline=None if terms.timeout_s is None else arrival + terms.timeout_s,
+    )
+
+
+def _asked(tenant: Tenant, terms: Terms) -> PriorityClass:
+    if terms.priority:
+        return _steps(tenant, terms.priority)
+    if terms.x_priority is not None:
+        word = terms.x_priority.lower()
+        if word in _CLASSES:
+            return _CLASSES[word]
+        try:
+            return _steps(tenant, int(word))
+        except ValueError:
+            raise InvalidRequest(
+                f"'X-Priority' should be an integer or one of {', '.join(_CLASSES)}.",
+                param="X-Priority",
+            ) from None
+    # An objective is the name of something that only its gateway knows, unless it is one of ours.
+    return _CLASSES.get((terms.objective or "").lower(), tenant.default_class)
+
+
+def _steps(tenant: Tenant, steps: int) -> PriorityClass:
+    """So many classes less urgent than the tenant's default one; negative: more urgent."""
+    wanted = tenant.default_class + steps
+    return PriorityClass(min(max(wanted, PriorityClass.SYSTEM), PriorityClass.BATCH))
+
+
+def _flow(tenant: Tenant, fairness_id: str | None) -> str:
+    if fairness_id is None or not tenant.trusted:
+        return tenant.name
+    if not _SUB_TENANT.fullmatch(fairness_id):
+        raise InvalidRequest(
+            "'x-gateway-inference-fairness-id' should be up to 64 letters, digits and . _ : @ -",
+            param="x-gateway-inference-fairness-id",
+        )
+    return f"{tenant.name}/{fairness_id}"

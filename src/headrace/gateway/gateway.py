@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import random
 import traceback
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
@@ -19,13 +20,14 @@ from headrace.core.codec import TextCodec
 from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, ShuttingDown
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
 from headrace.core.health import Health, State
-from headrace.core.request import Message, Request
-from headrace.gateway.claims import Terms
+from headrace.core.request import Message, PriorityClass, Request
+from headrace.gateway.claims import Terms, claim
 from headrace.gateway.lanes import Lane, Lanes
 from headrace.gateway.lifeline import Lifeline
-from headrace.gateway.tenants import KeyRing, Tenant
+from headrace.gateway.tenants import KeyRing, KeySource, Tenant
 from headrace.gateway.timing import timed
 from headrace.gateway.tokenising import Tokeniser, cost_of, text_length, tokenised
+from headrace.gateway.tuning import Tuning
 from headrace.gateway.validation import (
     check_capabilities,
     check_token_ids,
@@ -34,7 +36,9 @@ from headrace.gateway.validation import (
     fit,
     vocabulary,
 )
-from headrace.scheduling import Claim, Revoked, Ticket
+from headrace.gateway.view import QueueRow
+from headrace.scheduling import Revoked, Ticket
+from headrace.scheduling.quotas import Quotas, RateLimits
 from headrace.telemetry import Metrics, RequestRecord
 
 __all__ = ["Gateway"]
@@ -58,13 +62,17 @@ class Gateway:
         clock: Clock,
         metrics: Metrics,
         cache: ResponseCache | None = None,
+        rng: random.Random | None = None,
+        keys: KeySource | None = None,
     ) -> None:
         max_queue = settings.limits.max_queue
         self.metrics = metrics
         self._clock = clock
         self._cache = cache
-        self._keys = KeyRing.numbered(k.get_secret_value() for k in settings.server.api_keys)
-        self._lanes = Lanes(backends, max_queue=max_queue, clock=clock)
+        self._keys = KeyRing.of(settings, keys)
+        self._quotas = Quotas(clock)
+        self._tuning = Tuning.of(settings)
+        self._lanes = Lanes(backends, self._tuning, clock=clock, rng=rng or random.SystemRandom())
         self._tokeniser = Tokeniser(max_queue)
         self._draining = False
         self._active: set[Lifeline] = set()
@@ -84,7 +92,9 @@ class Gateway:
         self._idle.clear()
         try:
             async with AsyncExitStack() as stack:
-                events = await self._open(request, tenant, terms, life, record, stack)
+                events = await self._open(
+                    request, tenant, terms, life=life, record=record, stack=stack
+                )
                 async for event in events:
                     record.observe(event)
                     yield timed(event, record, self._clock)
@@ -106,15 +116,17 @@ class Gateway:
         request: Request,
         tenant: Tenant,
         terms: Terms,
+        *,
         life: Lifeline,
         record: RequestRecord,
         stack: AsyncExitStack,
     ) -> AsyncIterator[Event]:
         """The stream of the answer. What it holds is given back when `stack` unwinds."""
         self._refuse_while_draining()
-        lane, card = self._lanes.route(request.model)
+        lane, card = self._lanes.route(request.model, tenant.may_use)
         record.routed(card.id)
-        request = replace(request, tenant=tenant.name)
+        claimed = claim(tenant, terms, request.arrival)
+        request = replace(request, tenant=tenant.name, priority=int(claimed.priority_class))
         check_capabilities(request, lane.backend)
         check_vocabulary(request, vocabulary(card, lane.backend))
 
@@ -126,14 +138,18 @@ class Gateway:
             recorder = self._cache.record(request)
 
         lane.require_ready()
-        claim = Claim(flow=tenant.name)
-        ticket = lane.scheduler.admit(request, cost_of(request), claim, life.interrupt)
+        hold = self._quotas.admit(
+            tenant.name, tenant.limits, request.n, lane.control.expected_tokens(request, claimed)
+        )
+        stack.callback(lambda: hold.settle(record.prompt_tokens + record.completion_tokens))
+        ticket = lane.scheduler.admit(request, cost_of(request), claimed, life.interrupt)
         stack.callback(ticket.release)
         if lane.backend.codec is not None:
             work = partial(tokenised, request, lane.backend.codec)
             size = text_length(request.messages or request.prompt)
             request = await life.wait(partial(self._tokeniser.run, work, size, admitted=True))
             request = fit(request, context_limit(card, lane.backend))
+            hold.adjust(lane.control.expected_tokens(request, claimed))
         running = self._run(request, lane, ticket, life, record)
         answer = running if recorder is None else _tee(running, recorder)
         return await stack.enter_async_context(aclosing(answer))
@@ -143,10 +159,11 @@ class Gateway:
     ) -> AsyncGenerator[Event, None]:
         """From its turn to its end; after a revoked turn, from the next one."""
         while True:
-            await life.wait(partial(ticket.turn, cost_of(request)))
+            cost = cost_of(request, lane.control.cached_tokens(request))
+            await life.wait(partial(ticket.turn, cost))
             lane.require_ready()
-            record.turn()
-            async with _closing(lane.backend.generate(request)) as stream:
+            record.turn(PriorityClass(request.priority))
+            async with _closing(lane.control.generate(request)) as stream:
                 try:
                     event = await life.wait(stream.__anext__)
                     ticket.started(event.cached_tokens if isinstance(event, Start) else 0)
@@ -177,12 +194,17 @@ class Gateway:
         """The tenant of an API key. Raises Unauthorized."""
         return self._keys.tenant(credential)
 
-    def models(self, tenant: Tenant) -> tuple[ModelCard, ...]:  # noqa: ARG002 - all may use all
-        return self._lanes.cards()
+    def models(self, tenant: Tenant) -> tuple[ModelCard, ...]:
+        """Those that the tenant may use."""
+        return tuple(card for card in self._lanes.cards() if tenant.may_use(card.id))
 
-    def model(self, tenant: Tenant, name: str) -> ModelCard:  # noqa: ARG002 - all may use all
-        """Raises ModelNotFound."""
-        return self._lanes.route(name)[1]
+    def model(self, tenant: Tenant, name: str) -> ModelCard:
+        """Raises ModelNotFound, also for a model that the tenant may not use."""
+        return self._lanes.route(name, tenant.may_use)[1]
+
+    def ratelimit(self, tenant: Tenant) -> RateLimits | None:
+        """The tenant's rates as of now; None if it has none."""
+        return self._quotas.state(tenant.name, tenant.limits)
 
     async def tokenize(
         self,
@@ -214,10 +236,31 @@ class Gateway:
         check_token_ids(token_ids, size, "tokens")
         return [codec.token_text(token_id) for token_id in token_ids]
 
+    # The queue, and who may see and shape it.
+
+    def queue_view(self, tenant: Tenant) -> list[QueueRow]:
+        """The tenant's own rows; every tenant's for an admin."""
+        rows = [row for lane in self._lanes for row in lane.control.rows()]
+        return [row for row in rows if tenant.admin or tenant.owns(row.flow)]
+
+    def scheduling_config(self) -> dict[str, object]:
+        return self._tuning.shown()
+
+    def configure_scheduling(self, changes: Mapping[str, object]) -> dict[str, object]:
+        """Makes all the changes or none, and returns what is then in force. Raises
+        InvalidRequest."""
+        self._tuning = self._tuning.changed(changes)
+        for lane in self._lanes:
+            lane.control.tune(self._tuning)
+        return self._tuning.shown()
+
+    def scheduling_trace(self) -> list[dict[str, object]]:
+        """The latest steps' sizes and why, oldest first."""
+        return [decision for lane in self._lanes for decision in lane.control.trace()]
+
     def _codec(self, tenant: Tenant, model: str) -> tuple[TextCodec, int | None]:
         self._refuse_while_draining()
-        self.model(tenant, model)
-        lane, card = self._lanes.route(model)
+        lane, card = self._lanes.route(model, tenant.may_use)
         if lane.backend.codec is None:
             lane.require_ready()
             raise InvalidRequest(

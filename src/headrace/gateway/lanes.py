@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
@@ -10,7 +11,9 @@ from headrace.backends.base import Backend, ModelCard
 from headrace.core.clock import Clock
 from headrace.core.errors import BackendUnavailable, ModelNotFound
 from headrace.core.health import Health, State
-from headrace.scheduling import FifoScheduler, Scheduler
+from headrace.gateway.control import Control
+from headrace.gateway.tuning import Tuning
+from headrace.scheduling import Scheduler
 from headrace.telemetry import Metrics
 
 __all__ = ["Lane", "Lanes"]
@@ -25,6 +28,12 @@ class Lane:
 
     backend: Backend
     scheduler: Scheduler
+    control: Control
+
+    @classmethod
+    def before(cls, backend: Backend, tuning: Tuning, *, clock: Clock, rng: random.Random) -> Lane:
+        control = Control(backend, tuning, clock=clock, rng=rng)
+        return cls(backend, control.scheduler, control)
 
     def require_ready(self) -> None:
         """Raises BackendUnavailable unless the backend takes requests now."""
@@ -34,6 +43,7 @@ class Lane:
                 f"The model is not available now ({state.value}). Please retry later.",
                 retry_after_s=_RETRY_S[state],
             )
+        self.control.require_capacity()
 
     def observe(self, metrics: Metrics, wall: float) -> None:
         """Sets the gauges. What is admitted is known here, what of it runs only to the backend."""
@@ -46,18 +56,23 @@ class Lane:
         engine.set_load(running, queue.dispatched - running + queue.waiting, load.kv_usage, wall)
         if load.kv_blocks:
             engine.set_cache_shape(load.block_size, load.kv_blocks)
+        self.control.observe(metrics.scheduling(cards[0].id))
 
 
 class Lanes:
     """All backends. Models are looked up in what they list, and nowhere else."""
 
-    def __init__(self, backends: Sequence[Backend], *, max_queue: int, clock: Clock) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        tuning: Tuning,
+        *,
+        clock: Clock,
+        rng: random.Random,
+    ) -> None:
         if not backends:
             raise ValueError("a gateway needs a backend")
-        self._lanes = tuple(
-            Lane(b, FifoScheduler(_capacity_of(b), max_queue=max_queue, clock=clock))
-            for b in backends
-        )
+        self._lanes = tuple(Lane.before(b, tuning, clock=clock, rng=rng) for b in backends)
 
     def __iter__(self) -> Iterator[Lane]:
         return iter(self._lanes)
@@ -70,10 +85,14 @@ class Lanes:
                 cards.setdefault(card.id, card)
         return tuple(cards.values())
 
-    def route(self, name: str) -> tuple[Lane, ModelCard]:
-        """The first backend that is ready for the model, or else the first that has it."""
+    def route(self, name: str, allowed: Callable[[str], bool]) -> tuple[Lane, ModelCard]:
+        """The first backend that is ready for the model, or else the first that has it. A model
+        that is not allowed is as unknown as one that does not exist."""
         found = [
-            (lane, card) for lane in self._lanes for card in lane.backend.models if card.id == name
+            (lane, card)
+            for lane in self._lanes
+            for card in lane.backend.models
+            if card.id == name and allowed(name)
         ]
         if not found:
             self._refuse(name)
@@ -95,10 +114,6 @@ class Lanes:
             f"The model `{_shown(name)}` does not exist. GET /v1/models lists those that do.",
             param="model",
         )
-
-
-def _capacity_of(backend: Backend) -> Callable[[], int]:
-    return lambda: backend.load().max_running
 
 
 def _shown(name: str) -> str:

@@ -78,7 +78,7 @@ def text_length(content: str | Sequence[int] | Sequence[Message] | None) -> int:
     return sum(len(m.content or "") for m in content or () if isinstance(m, Message))
 
 
-def cost_of(request: Request) -> Cost:
+def cost_of(request: Request, cached_tokens: int = 0) -> Cost:
     """Exact once there are token ids; before, a guess from the length of the text."""
     ids = request.prompt_token_ids
     if ids is None and isinstance(request.prompt, tuple):
@@ -88,4 +88,10 @@ def cost_of(request: Request) -> Cost:
         if ids is None
         else len(ids)
     )
-    return Cost(request.n, length, request.sampling.max_tokens, exact=ids is not None)
+    return Cost(
+        request.n,
+        length,
+        request.sampling.max_tokens,
+        exact=ids is not None,
+        cached_tokens=cached_tokens,
+    )

@@ -13,15 +13,20 @@ from headrace.scheduling.base import (
     Ticket,
 )
 from headrace.scheduling.fifo import FifoScheduler
+from headrace.scheduling.policy import ClassPolicy, SchedulingPolicy
+from headrace.scheduling.scheduler import AdaptiveScheduler
 
 __all__ = [
+    "AdaptiveScheduler",
     "Claim",
+    "ClassPolicy",
     "Cost",
     "FifoScheduler",
     "Interrupt",
     "QueueStats",
     "Revoked",
     "Scheduler",
+    "SchedulingPolicy",
     "StepSample",
     "Ticket",
 ]

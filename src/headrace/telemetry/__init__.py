@@ -7,6 +7,7 @@ from headrace.telemetry.logs import configure_logging, log_request
 from headrace.telemetry.metrics import EXPOSITION_TYPE, Metrics, ModelMetrics
 from headrace.telemetry.outcome import Outcome
 from headrace.telemetry.record import RequestRecord
+from headrace.telemetry.scheduling import SchedulingMetrics
 
 __all__ = [
     "EXPOSITION_TYPE",
@@ -15,6 +16,7 @@ __all__ = [
     "ModelMetrics",
     "Outcome",
     "RequestRecord",
+    "SchedulingMetrics",
     "configure_logging",
     "log_request",
 ]

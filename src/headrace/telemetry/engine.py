@@ -6,6 +6,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from headrace.engine.wire import StepStats
 from headrace.telemetry import buckets
+from headrace.telemetry.totals import Total
 
 __all__ = ["EngineFamilies", "EngineMetrics"]
 
@@ -75,9 +76,9 @@ class EngineMetrics:
         self._waiting = families.waiting.labels(model)
         self._kv_usage = families.kv_usage.labels(model)
         self._lora = families.lora.labels(model, "0", "", "")
-        self._preemptions = _Total(families.preemptions.labels(model))
-        self._prefix_queries = _Total(families.prefix_queries.labels(model))
-        self._prefix_hits = _Total(families.prefix_hits.labels(model))
+        self._preemptions = Total(families.preemptions.labels(model))
+        self._prefix_queries = Total(families.prefix_queries.labels(model))
+        self._prefix_hits = Total(families.prefix_hits.labels(model))
         self._restarts = families.restarts.labels(model)
         self._prefill_tokens = families.prefill_tokens.labels(model)
         self._decode_tokens = families.decode_tokens.labels(model)
@@ -112,18 +113,3 @@ class EngineMetrics:
                 self._families.cache_config.remove(self._model, *map(str, self._shape))
             self._shape = (block_size, blocks)
             self._families.cache_config.labels(self._model, str(block_size), str(blocks)).set(1)
-
-
-class _Total:
-    """A counter fed with running totals; a total that falls has started again from zero."""
-
-    __slots__ = ("_counter", "_last")
-
-    def __init__(self, counter: Counter) -> None:
-        self._counter = counter
-        self._last = 0
-
-    def set(self, total: int) -> None:
-        if total != self._last:
-            self._counter.inc(total - self._last if total > self._last else total)
-            self._last = total

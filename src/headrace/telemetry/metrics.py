@@ -12,6 +12,7 @@ from headrace.core.request import Endpoint
 from headrace.telemetry import buckets
 from headrace.telemetry.engine import EngineFamilies, EngineMetrics
 from headrace.telemetry.outcome import Outcome
+from headrace.telemetry.scheduling import SchedulingFamilies, SchedulingMetrics
 
 __all__ = ["EXPOSITION_TYPE", "Metrics", "ModelMetrics"]
 
@@ -51,11 +52,13 @@ class Metrics:
         self._unrouted = {
             (endpoint, outcome): self._requests.labels("", endpoint.value, outcome.value)
             for endpoint in Endpoint
-            for outcome in (Outcome.MODEL_NOT_FOUND, Outcome.UNAVAILABLE, Outcome.SHUTTING_DOWN)
+            for outcome in _BEFORE_A_MODEL
         }
         self._models: dict[str, ModelMetrics] = {}
         self._engine_families = EngineFamilies(self.registry)
         self._engines: dict[str, EngineMetrics] = {}
+        self._scheduling_families = SchedulingFamilies(self.registry)
+        self._schedulers: dict[str, SchedulingMetrics] = {}
         self.http_in_flight = Gauge(
             "headrace_http_requests_in_flight",
             "HTTP requests being answered.",
@@ -76,6 +79,13 @@ class Metrics:
         found = self._engines.get(model)
         if found is None:
             found = self._engines[model] = EngineMetrics(model, self._engine_families)
+        return found
+
+    def scheduling(self, model: str) -> SchedulingMetrics:
+        """The figures of the queue in front of a served model."""
+        found = self._schedulers.get(model)
+        if found is None:
+            found = self._schedulers[model] = SchedulingMetrics(model, self._scheduling_families)
         return found
 
     def unrouted(self, endpoint: Endpoint, outcome: Outcome) -> None:
@@ -118,6 +128,21 @@ class ModelMetrics:
         self.prompt_tokens = bound["request_prompt_tokens"]
         self.generation_tokens = bound["request_generation_tokens"]
 
+
+_BEFORE_A_MODEL = (
+    Outcome.UNAUTHORIZED,
+    Outcome.BODY_TIMEOUT,
+    Outcome.TOO_LARGE,
+    Outcome.INVALID,
+    Outcome.MODEL_NOT_FOUND,
+    Outcome.PERMISSION,
+    Outcome.UNAVAILABLE,
+    Outcome.SHUTTING_DOWN,
+    Outcome.CANCELLED,
+    Outcome.FAILED,
+)
+"""How requests end that name no model of ours; a series from the start. Others get one when they
+happen."""
 
 _HISTOGRAMS = (
     (

@@ -12,9 +12,12 @@ from headrace.core.errors import (
     InvalidRequest,
     ModelNotFound,
     Overloaded,
+    PayloadTooLarge,
     PermissionDenied,
     QuotaExceeded,
+    RequestTimeout,
     ShuttingDown,
+    Unauthorized,
     UnsupportedField,
 )
 
@@ -24,14 +27,17 @@ __all__ = ["Outcome"]
 class Outcome(StrEnum):
     """Each request has exactly one. With several choices it is LENGTH if any of them was cut.
 
-    Refused means that it was told so before Start; FAILED that something broke, or that a
-    request already running was ended for a reason of ours.
+    Refused means that it was told so before Start, by the HTTP edge or behind it; FAILED that
+    something broke, or that a request already running was ended for a reason of ours.
     """
 
     STOP = "stop"
     LENGTH = "length"
     CANCELLED = "cancelled"
     FAILED = "failed"
+    UNAUTHORIZED = "refused_unauthorized"
+    BODY_TIMEOUT = "refused_body_timeout"
+    TOO_LARGE = "refused_too_large"
     INVALID = "refused_invalid"
     UNSUPPORTED = "refused_unsupported"
     CONTEXT_LENGTH = "refused_context_length"
@@ -53,6 +59,9 @@ _REFUSALS: tuple[tuple[type[HeadraceError], Outcome], ...] = (
     (UnsupportedField, Outcome.UNSUPPORTED),
     (ContextLengthExceeded, Outcome.CONTEXT_LENGTH),
     (InvalidRequest, Outcome.INVALID),  # after the kinds of it above
+    (Unauthorized, Outcome.UNAUTHORIZED),
+    (RequestTimeout, Outcome.BODY_TIMEOUT),
+    (PayloadTooLarge, Outcome.TOO_LARGE),
     (ModelNotFound, Outcome.MODEL_NOT_FOUND),
     (PermissionDenied, Outcome.PERMISSION),
     (QuotaExceeded, Outcome.QUOTA),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
-from headrace.core.request import Request
+from headrace.core.request import PriorityClass, Request
 from headrace.telemetry.logs import log_request
 from headrace.telemetry.metrics import Metrics, ModelMetrics
 from headrace.telemetry.outcome import Outcome
@@ -31,6 +31,7 @@ class RequestRecord:
         "last_token",
         "model",
         "outcome",
+        "priority_class",
         "prompt_tokens",
         "request",
         "started",
@@ -52,6 +53,7 @@ class RequestRecord:
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
+        self.priority_class: PriorityClass | None = None
         self.dispatched: float | None = None
         self.started: float | None = None
         self.first_token: float | None = None
@@ -62,9 +64,10 @@ class RequestRecord:
         self.model = model
         self._model_metrics = self._metrics.model(model)
 
-    def turn(self) -> None:
-        """The request goes to the backend now; the last call counts."""
+    def turn(self, priority_class: PriorityClass | None = None) -> None:
+        """The request goes to the backend now, as one of this class; the last call counts."""
         self.dispatched = self._clock.monotonic()
+        self.priority_class = priority_class
 
     def observe(self, event: Event) -> None:
         """Called with every event before the client has it."""
@@ -108,6 +111,9 @@ class RequestRecord:
         arrival = self.request.arrival
         if self.dispatched is not None:
             metrics.queue_s.observe(self.dispatched - arrival)
+            if self.model is not None and self.priority_class is not None:
+                scheduling = self._metrics.scheduling(self.model)
+                scheduling.waited(self.priority_class, self.dispatched - arrival)
         if self.started is not None:
             metrics.prompt_tokens.observe(self.prompt_tokens)
             metrics.prompt_tokens_total.inc(self.prompt_tokens)
