@@ -12,7 +12,6 @@ from headrace.scheduling.base import (
     StepSample,
     Ticket,
 )
-from headrace.scheduling.fifo import FifoScheduler
 from headrace.scheduling.policy import ClassPolicy, SchedulingPolicy
 from headrace.scheduling.scheduler import AdaptiveScheduler
 
@@ -21,7 +20,6 @@ __all__ = [
     "Claim",
     "ClassPolicy",
     "Cost",
-    "FifoScheduler",
     "Interrupt",
     "QueueStats",
     "Revoked",
