@@ -329,7 +329,9 @@ highest_class = "standard"
         ("name = 'a'\ndefault_class = 'urgent'", "tenants.0.default_class"),
         ("name = 'a'\ndefault_class = 'system'", "must not be less urgent"),
         ("name = 'a'\n[[tenants]]\nname = 'a'", "two named a"),
+        ("name = 'a/b'", "tenants.0.name"),
         ("name = 'a'\napi_keys = ['k', 'k']", "listed twice"),
+        ("name = 'key-1'\n[server]\napi_keys = ['k']", "server.api_keys calls"),
         ("name = 'a'\napi_keys = ['k']\n[server]\napi_keys = ['k']", "belongs to two"),
     ],
 )

@@ -33,6 +33,10 @@ REQUEST = Request(
 )
 
 
+TURN_S = 0.01
+"""Between turns, and as long between arrivals: what comes in goes out."""
+
+
 def ignore(error: Exception | None = None) -> None:
     del error
 
@@ -71,7 +75,7 @@ def measure(queued: int, flows: int, turns: int, forecaster: str) -> dict[str, f
 
     for _ in range(queued + 66):
         come()
-        clock.advance(0.001)
+        clock.advance(TURN_S)
     heart.observe_step(StepSample(0.05, 512, 30))
     for entry in running:
         heart.started(entry)
@@ -82,7 +86,7 @@ def measure(queued: int, flows: int, turns: int, forecaster: str) -> dict[str, f
     gc.collect()
     gc.freeze()
     for _ in range(turns):
-        clock.advance(0.01)
+        clock.advance(TURN_S)
         spent = counters.decision_seconds
         began = time.thread_time()
         done = running.pop(0)

@@ -21,6 +21,7 @@ from pydantic import (
 )
 
 __all__ = [
+    "TENANT_NAME",
     "CorsSettings",
     "EngineSettings",
     "KeySettings",
@@ -164,12 +165,14 @@ class LimitSettings(_Section):
 ClassName = Literal["system", "interactive", "standard", "batch"]
 Target = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 _URGENCY = get_args(ClassName)
+TENANT_NAME = r"[A-Za-z0-9._:@-]{1,64}"
+"""What tenants may be called: no slash, which parts a sub-tenant from its tenant."""
 
 
 class TenantSettings(_Section):
     """One [[tenants]] table: a party whose requests are kept apart from those of others."""
 
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[A-Za-z0-9._:@-]+$")]
+    name: Annotated[str, Field(pattern=f"^{TENANT_NAME}$")]
     """Letters, digits and . _ : @ -; `default` is everybody where there are no keys."""
     api_keys: tuple[ApiKey, ...] = ()
     """Its keys; `headrace keys create` makes more."""
@@ -205,7 +208,8 @@ class KeySettings(_Section):
     """Keys made by `headrace keys`."""
 
     store: Path | None = None
-    """The file they are kept in; keys.sqlite in the user's state folder where absent."""
+    """The file they are kept in; keys.sqlite in the user's state folder where absent. While it is
+    there but cannot be read, nobody gets in without a key."""
 
     @property
     def file(self) -> Path:
@@ -257,7 +261,13 @@ class Settings(_Section):
     def _tenants_apart(self) -> Settings:
         names = [tenant.name for tenant in self.tenants]
         keys = [key.get_secret_value() for key in self.server.api_keys]
+        numbered = {f"key-{i}" for i in range(1, len(keys) + 1)}
         for tenant in self.tenants:
+            if tenant.name in numbered:
+                raise ValueError(
+                    f"tenants: {tenant.name} is what server.api_keys calls a tenant of its own;"
+                    " choose another name"
+                )
             if names.count(tenant.name) > 1:
                 raise ValueError(f"tenants: there are two named {tenant.name}")
             keys += [key.get_secret_value() for key in tenant.api_keys]

@@ -38,12 +38,45 @@ def test_made_listed_and_revoked(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("run")
+def test_a_key_joins_a_tenant_of_the_settings_only_when_told(tmp_path: Path) -> None:
+    (tmp_path / "headrace.toml").write_text(
+        "[server]\napi_keys = ['k']\n[[tenants]]\nname = 'ops'\nadmin = true\n"
+    )
+    for name in ("ops", "key-1", "default"):
+        refusal = RUNNER.invoke(app, ["keys", "create", name])
+        assert refusal.exit_code == 2
+        assert f"--tenant {name}" in refusal.stderr
+    for words, note in (
+        (["ops", "--tenant", "ops"], ""),
+        (["laptop"], ""),
+        (["phone", "--tenant", "osp"], "no tenant named osp"),
+    ):
+        made = RUNNER.invoke(app, ["keys", "create", *words])
+        assert made.exit_code == 0
+        assert note in made.stderr
+        assert bool(made.stderr) is bool(note)
+        assert made.stdout.startswith("hr-")
+        assert len(made.stdout.split()) == 1, "nothing but the key, for scripts"
+
+
+@pytest.mark.usefixtures("run")
+def test_a_key_is_revoked_while_the_settings_are_wrong(tmp_path: Path) -> None:
+    store = ["--store", str(tmp_path / "k.sqlite")]
+    assert RUNNER.invoke(app, ["keys", "create", "a", *store]).exit_code == 0
+    (tmp_path / "headrace.toml").write_text("[server]\nprot = 1\n")
+    assert RUNNER.invoke(app, ["keys", "revoke", "a"]).exit_code == 2
+    assert RUNNER.invoke(app, ["keys", "revoke", "a", *store]).exit_code == 0
+
+
+@pytest.mark.usefixtures("run")
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
         (["revoke", "nobody"], 1, "no key named nobody"),
         (["create", " "], 2, "printable"),
         (["create", "x" * 65], 2, "printable"),
+        (["create", "my laptop"], 1, "name its tenant"),
+        (["create", "a", "--tenant", "b/c"], 1, "a tenant is named by"),
         (["list", "--config", "missing.toml"], 2, "does not exist"),
     ],
 )

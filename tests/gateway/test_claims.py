@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import PriorityClass
@@ -46,7 +50,7 @@ def test_nobody_is_more_urgent_than_allowed(terms: Terms) -> None:
     assert claim(slow, terms, 0.0).priority_class is BATCH
 
 
-@pytest.mark.parametrize("word", ["urgent", "1.5", "", "nan"])
+@pytest.mark.parametrize("word", ["urgent", "1.5", "", "nan", "-1_0", "٣", "1" * 5000])
 def test_a_word_that_is_no_class_is_refused(word: str) -> None:
     with pytest.raises(InvalidRequest) as refusal:
         claim(ANY, Terms(x_priority=word), 0.0)
@@ -67,6 +71,36 @@ def test_sub_tenants_are_heard_from_the_trusted_alone() -> None:
 def test_a_sub_tenants_name_is_plain_and_short(name: str) -> None:
     with pytest.raises(InvalidRequest, match="fairness-id"):
         claim(ANY, Terms(fairness_id=name), 0.0)
+
+
+@pytest.mark.parametrize("timeout", [0.0, -1.0, float("nan"), float("inf"), float("-inf")])
+def test_a_deadline_that_is_no_time_is_refused(timeout: float) -> None:
+    with pytest.raises(InvalidRequest, match="X-Request-Timeout") as refusal:
+        claim(PLAIN, Terms(timeout_s=timeout), 0.0)
+    assert refusal.value.param == "timeout"
+
+
+@given(
+    st.sampled_from(PriorityClass),
+    st.sampled_from(PriorityClass),
+    st.builds(
+        Terms,
+        priority=st.integers(),
+        x_priority=st.none() | st.integers(-(10**9) + 1, 10**9 - 1).map(str),
+        objective=st.none() | st.text(),
+        fairness_id=st.none() | st.text(),
+    ),
+)
+def test_whatever_is_asked_for_stays_within_the_tenants_own(
+    default: PriorityClass, highest: PriorityClass, terms: Terms
+) -> None:
+    tenant = Tenant("t", default_class=max(default, highest), highest_class=highest)
+    claimed = claim(tenant, terms, 0.0)
+    assert highest <= claimed.priority_class <= BATCH
+    assert claimed.flow == "t"
+    less = claim(tenant, replace(terms, priority=terms.priority + 1), 0.0).priority_class
+    if terms.priority not in (0, -1):
+        assert less >= claimed.priority_class
 
 
 def test_the_deadline_counts_from_arrival() -> None:

@@ -167,7 +167,7 @@ def test_a_small_machine_is_not_throttled_below_what_it_can_do() -> None:
     pure = small_cpu(0, 64, 64 * 200, 0)
     assert plant.controller.itl_target >= 1.25 * pure * 0.9
     assert plant.p99 <= 1.2 * plant.controller.itl_target
-    assert plant.p99 < 0.8 * free.p99  # and streams stall less
+    assert plant.p99 < 0.95 * free.p99  # and streams stall less
 
 
 def test_a_noisy_small_machine_finds_a_target_that_it_can_keep() -> None:

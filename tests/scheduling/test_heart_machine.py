@@ -194,6 +194,7 @@ class Books(RuleBasedStateMachine):
                 if life.entry is not None and life.entry.priority_class is priority_class
             ]
             assert queue.count == len(queued)
+            assert queue.best() == queue._find_best(), "what is remembered is what would be found"
             assert sorted(e.number for e in queue.waiting()) == sorted(e.number for e in queued)
             held = [
                 life.entry

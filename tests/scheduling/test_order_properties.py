@@ -29,7 +29,16 @@ def plain(**changes: object) -> SchedulingPolicy:
     return replace(policy, **changes)  # type: ignore[arg-type]  # names are checked by replace
 
 
-ORDER_ONLY = plain(late_lane=False, guard_every=0, window_s=math.inf)
+def by_key_alone() -> SchedulingPolicy:
+    """With head starts that are short beside the waits."""
+    policy = plain(late_lane=False, guard_every=0, window_s=math.inf, cost_cap_s=3.0)
+    for priority_class in PriorityClass:
+        own = policy.classes[priority_class]
+        policy = policy.with_class(priority_class, replace(own, slack_s=3.0 * priority_class))
+    return policy
+
+
+ORDER_ONLY = by_key_alone()
 
 classes = st.sampled_from(tuple(PriorityClass))
 asks = st.lists(
@@ -43,6 +52,19 @@ asks = st.lists(
         service_s=st.floats(0.05, 8),
     ),
     min_size=1,
+    max_size=40,
+)
+crowded = st.lists(
+    st.builds(
+        Ask,
+        at=st.integers(0, 40).map(float),
+        flow=st.sampled_from("abc"),
+        priority_class=classes,
+        weight=st.just(1.0),
+        prompt=st.integers(1, 30_000),
+        service_s=st.integers(2, 8).map(float),
+    ),
+    min_size=20,
     max_size=40,
 )
 quick = settings(max_examples=30, deadline=None)
@@ -72,7 +94,7 @@ def test_one_flow_and_class_alone_may_use_every_slot_by_default(
 
 
 @quick
-@given(asks, st.integers(1, 4))
+@given(crowded, st.integers(1, 4))
 def test_overtaking_is_bounded_by_slack_and_cap(asked: list[Ask], capacity: int) -> None:
     policy = ORDER_ONLY
     for one in Plant(policy, capacity).run(asked):
@@ -84,11 +106,11 @@ def test_overtaking_is_bounded_by_slack_and_cap(asked: list[Ask], capacity: int)
 
 
 @quick
-@given(asks, st.integers(1, 4))
+@given(crowded, st.integers(1, 4))
 def test_within_a_flow_on_time_nothing_passes_one_older_by_the_cap(
     asked: list[Ask], capacity: int
 ) -> None:
-    policy = plain(guard_every=0, late_lane=False)
+    policy = plain(guard_every=0, late_lane=False, cost_cap_s=3.0)
     for one in Plant(policy, capacity).run(asked):
         for passed in one.overtaken:
             if (passed.ask.flow, passed.ask.priority_class) == (
@@ -99,15 +121,17 @@ def test_within_a_flow_on_time_nothing_passes_one_older_by_the_cap(
 
 
 def guarded(seconds: float, **changes: object) -> SchedulingPolicy:
-    policy = plain(**changes)
+    """With head starts and costs so large that only the guard stands against starvation."""
+    policy = plain(kappa=1000.0, cost_cap_s=1e4, **changes)
     for priority_class in PriorityClass:
         own = policy.classes[priority_class]
-        policy = policy.with_class(priority_class, replace(own, guard_s=seconds))
+        changed = replace(own, guard_s=seconds, slack_s=1000.0 * priority_class)
+        policy = policy.with_class(priority_class, changed)
     return policy
 
 
 @quick
-@given(asks, st.integers(1, 3), st.integers(1, 5))
+@given(crowded, st.integers(1, 3), st.integers(1, 5))
 def test_nobody_starves_beyond_the_guard(asked: list[Ask], capacity: int, guard_every: int) -> None:
     guard_s = 10.0
     plant = Plant(guarded(guard_s, guard_every=guard_every), capacity)
@@ -123,6 +147,18 @@ def test_nobody_starves_beyond_the_guard(asked: list[Ask], capacity: int, guard_
             o.ask.at <= one.ask.at and o.turn_at is not None and o.turn_at > due for o in served
         )
         assert turns <= guard_every * older
+
+
+def test_the_guard_breaks_into_an_endless_stream_of_the_more_urgent() -> None:
+    stream = [Ask(float(at), "stream", PriorityClass.SYSTEM) for at in range(120)]
+    lone = Ask(0.5, "lone", PriorityClass.BATCH, prompt=20_000)
+
+    def wait(guard_every: int) -> float:
+        served = Plant(guarded(10.0, guard_every=guard_every), 1).run([*stream, lone])
+        return waits(served, "lone")[0]
+
+    assert wait(4) <= 10.0 + 4 + 1
+    assert wait(0) > 100.0
 
 
 @quick
@@ -167,10 +203,11 @@ def test_flows_that_wait_are_served_by_weight_within_the_window(
 
 def test_idle_time_earns_no_credit() -> None:
     """A flow that comes back after a while shares from then on, and does not catch up."""
+    before = Ask(0.0, "back", PriorityClass.BATCH, prompt=10)
     busy = [Ask(0.0, "busy", PriorityClass.BATCH, prompt=1000) for _ in range(60)]
     back = [Ask(30.0, "back", PriorityClass.BATCH, prompt=1000) for _ in range(60)]
     plant = Plant(plain(window_s=0.0, guard_every=0, late_lane=False), 1)
-    plant.run([*busy, *back])
+    plant.run([before, *busy, *back])
     after = [one.ask.flow for one in plant.order if one.turn_at and one.turn_at > 31][:20]
     assert 9 <= after.count("back") <= 11
 

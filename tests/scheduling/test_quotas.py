@@ -146,7 +146,7 @@ def test_no_span_takes_more_than_its_rate_and_one_minutes_worth(
         try:
             quotas.admit("t", limits, 1, tokens).settle(tokens)
         except QuotaExceeded as refusal:
-            clock.advance((refusal.retry_after_s or 0.0) + 1e-6)
+            clock.advance(refusal.retry_after_s or 0.0)
             quotas.admit("t", limits, 1, tokens).settle(tokens)
         taken.append((clock.monotonic(), tokens))
     for first in range(len(taken)):
@@ -154,7 +154,43 @@ def test_no_span_takes_more_than_its_rate_and_one_minutes_worth(
         for at, tokens in taken[first:]:
             total += tokens
             span = at - taken[first][0]
-            assert total <= rate * (span / 60 + 1) * (1 + 1e-6) + 1e-6
+            assert total <= rate * (span / 60 + 1) + rate * 2e-6 * len(taken)
+
+
+@given(
+    st.floats(0, 1e7),
+    st.floats(1, 1e9),
+    st.floats(0, 1),
+    st.floats(0, 1),
+    st.booleans(),
+)
+def test_the_wait_that_is_told_is_enough_and_no_less_is(
+    start: float, rate: float, used: float, wanted: float, by_requests: bool
+) -> None:
+    clock = VirtualClock(start)
+    quotas = Quotas(clock)
+    if by_requests:
+        limits, tokens = TenantLimits(requests_per_minute=rate % 1000 + 1), 0.0
+        try:
+            for _ in range(1001):
+                quotas.admit("t", limits, 1, 0).settle(0)
+        except QuotaExceeded:
+            pass
+    else:
+        limits, tokens = TenantLimits(tokens_per_minute=rate), rate * wanted
+        quotas.admit("t", limits, 1, rate * used).settle(rate * used * 1.5)
+    try:
+        quotas.admit("t", limits, 1, tokens)
+    except QuotaExceeded as refusal:
+        wait = refusal.retry_after_s
+        assert wait is not None
+        assert wait > 0
+        if wait > 0.1:
+            clock.advance(wait * 0.99)
+            wait *= 0.01
+            refused(quotas, limits, tokens=tokens)
+        clock.advance(wait)
+        quotas.admit("t", limits, 1, tokens)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["admit", "adjust", "settle"]), st.floats(0, 50))))

@@ -86,6 +86,8 @@ def test_a_turn_is_taken_back_from_one_not_begun_for_one_clearly_more_urgent() -
     front.run(running)
     urgent = front.come(SYSTEM)
     assert front.revoked == [also_ahead]
+    flow = front.heart.books.queues[BATCH].flows["a"]
+    assert flow.virtual == pytest.approx(running.work + ahead.work), "its charge is given back"
     assert not front.waits(urgent)
     assert also_ahead.state is State.ADMITTED
     front.heart.ask(also_ahead, also_ahead.cost)
@@ -127,6 +129,22 @@ def test_the_backend_is_asked_to_preempt_only_when_a_target_would_be_missed() ->
     assert front.heart.books.slots.occupied == 2
     front.heart.release(older)
     assert front.heart.books.slots.occupied == 2, "the preempted one goes on"
+    front.heart.release(younger)
+    assert front.heart.books.slots.occupied == front.heart.stats().dispatched == 1
+
+
+def test_a_preempted_request_that_leaves_is_in_nobodys_way() -> None:
+    front = Front(replace(POLICY, look_ahead=0), capacity=1)
+    victim = front.come(BATCH)
+    front.run(victim, 10)
+    urgent = front.come(SYSTEM)
+    front.clock.advance(0.7)
+    front.heart.observe_step(StepSample(0.1, 0, 1))
+    assert front.preempted == [victim]
+    front.heart.release(victim)
+    assert front.heart.books.slots.occupied == front.heart.stats().dispatched == 1
+    front.heart.release(urgent)
+    assert front.heart.books.slots.occupied == 0
 
 
 @pytest.mark.parametrize("reason", ["nearly done", "preempted twice", "none"])

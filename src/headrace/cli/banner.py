@@ -30,10 +30,10 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def exposed_warning(loaded: LoadedSettings, stored_keys: int = 0) -> str | None:
+def exposed_warning(loaded: LoadedSettings, stored_keys: int | None = None) -> str | None:
     """A sentence for a server that is open to its network, else None."""
     server = loaded.settings.server
-    if _keys(loaded, stored_keys) or is_loopback(server.host):
+    if _keys(loaded, stored_keys) is not None or is_loopback(server.host):
         return None
     return (
         f"warning: listening on {server.host} without an API key: whoever reaches this port may"
@@ -43,7 +43,11 @@ def exposed_warning(loaded: LoadedSettings, stored_keys: int = 0) -> str | None:
 
 
 def banner(
-    loaded: LoadedSettings, info: ModelInfo | None, name: str, url: str, stored_keys: int = 0
+    loaded: LoadedSettings,
+    info: ModelInfo | None,
+    name: str,
+    url: str,
+    stored_keys: int | None = None,
 ) -> str:
     """URL, model, device, memory, limits, access and where the settings come from."""
     settings = loaded.settings
@@ -65,18 +69,18 @@ def banner(
             "limits",
             f"{running} running, {settings.limits.max_queue} waiting, {step} tokens a step",
         ),
-        ("access", f"{keys} API key{'s' * (keys != 1)}" if keys else "open, no API key"),
+        ("access", "open, no API key" if keys is None else f"{keys} API key{'s' * (keys != 1)}"),
         ("settings", _origins(loaded)),
     ]
     lines = [f"Headrace {__version__} serves {name}"]
     return "\n".join(lines + [f"  {label:10}{text}" for label, text in rows])
 
 
-def _keys(loaded: LoadedSettings, stored_keys: int) -> int:
-    """Keys that are good now, of the settings and of the store."""
+def _keys(loaded: LoadedSettings, stored_keys: int | None) -> int | None:
+    """Keys that are good now, of the settings and of the store; None where none is asked for."""
     settings = loaded.settings
     configured = len(settings.server.api_keys) + sum(len(t.api_keys) for t in settings.tenants)
-    return configured + stored_keys
+    return configured + (stored_keys or 0) if configured or stored_keys is not None else None
 
 
 def _count(parameters: int) -> str:

@@ -55,7 +55,16 @@ def create(
 
     if not name.strip() or not name.isprintable() or len(name) > 64:
         fail("a key's name is 1 to 64 printable characters")
+    settings = read_settings({}, config, None).settings
+    known = {item.name for item in settings.tenants}
+    numbered = {f"key-{i}" for i in range(1, len(settings.server.api_keys) + 1)}
+    if tenant is None and name in known | numbered | {"default"}:
+        fail(f"there is a tenant named {name}; write --tenant {name} if the key is to be its own")
     typer.echo(_open(store, config).create(name, tenant or name, SystemEntropy()))
+    if tenant is not None and known and tenant not in known:
+        typer.echo(
+            f"headrace: the settings have no tenant named {tenant}; it has no limits", err=True
+        )
 
 
 @app.command("list")
@@ -92,8 +101,9 @@ def revoke(name: Name, store: StoreOption = None, config: ConfigOption = None) -
 
 
 def _open(store: Path | None, config: Path | None) -> KeyStore:
+    """A store that is named needs no settings: keys can be revoked while those are wrong."""
     from headrace.core.clock import SystemClock  # noqa: PLC0415
     from headrace.gateway.keystore import KeyStore  # noqa: PLC0415 - brings pydantic
 
-    settings = read_settings({}, config, None).settings
-    return KeyStore(store or settings.keys.file, SystemClock())
+    path = store or read_settings({}, config, None).settings.keys.file
+    return KeyStore(path, SystemClock())

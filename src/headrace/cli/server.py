@@ -87,6 +87,11 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
+def _stored(keys: KeyStore) -> int | None:
+    """Keys of the store that are good now; None where it does not ask for any."""
+    return len(keys.entries()) if keys.guards else None
+
+
 def run_embedded(
     loaded: LoadedSettings, source: ModelSource, sock: socket.socket, out: TextIO
 ) -> int:
@@ -103,9 +108,9 @@ def run_embedded(
     name = settings.engine.served_name or source.served_name
 
     def greeting() -> str:
-        return banner(loaded, engine.info, name, url, len(keys.entries()))
+        return banner(loaded, engine.info, name, url, _stored(keys))
 
-    if (warning := exposed_warning(loaded, len(keys.entries()))) is not None:
+    if (warning := exposed_warning(loaded, _stored(keys))) is not None:
         print(warning, file=out, flush=True)
     process = Process(gateway, app, settings.server, greeting, out)
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:

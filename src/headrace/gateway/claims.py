@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from headrace.scheduling import Claim
 __all__ = ["Terms", "claim"]
 
 _SUB_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
+_STEPS = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _CLASSES = {priority_class.name.lower(): priority_class for priority_class in PriorityClass}
 
 
@@ -33,18 +35,25 @@ class Terms:
 
 
 def claim(tenant: Tenant, terms: Terms, arrival: float) -> Claim:
-    """What the scheduler is told. Raises InvalidRequest naming the header.
+    """What the scheduler is told. Raises InvalidRequest naming the header or field.
 
     The body's own word comes first, then X-Priority, then the objective; the first that says
     anything counts. Nobody is refused for asking too much: it is clamped to the tenant's highest
-    class. Sub-tenants are heard from trusted tenants alone; others are what they are.
+    class. Sub-tenants are heard from trusted tenants alone; others are what they are. Each is a
+    flow of its tenant's weight.
     """
+    timeout = terms.timeout_s
+    if timeout is not None and not 0 < timeout < math.inf:
+        raise InvalidRequest(
+            "'timeout' (or X-Request-Timeout) should be a finite number of seconds above 0.",
+            param="timeout",
+        )
     wanted = _asked(tenant, terms)
     return Claim(
         flow=_flow(tenant, terms.fairness_id),
         weight=tenant.weight,
         priority_class=max(wanted, tenant.highest_class),
-        deadline=None if terms.timeout_s is None else arrival + terms.timeout_s,
+        deadline=None if timeout is None else arrival + timeout,
     )
 
 
@@ -55,13 +64,12 @@ def _asked(tenant: Tenant, terms: Terms) -> PriorityClass:
         word = terms.x_priority.lower()
         if word in _CLASSES:
             return _CLASSES[word]
-        try:
+        if _STEPS.fullmatch(word):
             return _steps(tenant, int(word))
-        except ValueError:
-            raise InvalidRequest(
-                f"'X-Priority' should be an integer or one of {', '.join(_CLASSES)}.",
-                param="X-Priority",
-            ) from None
+        raise InvalidRequest(
+            f"'X-Priority' should be an integer or one of {', '.join(_CLASSES)}.",
+            param="X-Priority",
+        )
     # An objective is the name of something that only its gateway knows, unless it is one of ours.
     return _CLASSES.get((terms.objective or "").lower(), tenant.default_class)
 

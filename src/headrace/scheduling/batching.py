@@ -27,6 +27,9 @@ _IDLE_STEP_S = 0.200
 """Nobody waits for a token, but whoever arrives waits for the step."""
 
 _CHUNK = 64
+_AUTO_CHUNK = 128
+"""Of a prompt, beside a full batch, where the target is automatic: with 64, two cores lost 6 % of
+throughput at 64 clients and doubled their time to the first token, for gaps a third shorter."""
 _LEAST_CHUNK = 16
 """What prompts get beside decodes where an absolute target leaves less: they must advance."""
 
@@ -315,7 +318,7 @@ class BatchController:
         running = self._limits.max_running
         context = running * self._context
         alone = self._model.predict(0, running, context)
-        chunk = min(_CHUNK, self._limits.max_step_tokens)
+        chunk = min(_AUTO_CHUNK, self._limits.max_step_tokens)
         beside = self._model.predict(chunk, running, context) / self._eta
         target = max(_AUTO_FLOOR_S, _AUTO_OVER_DECODE * alone, beside)
         if self._auto is None or abs(target / self._auto - 1.0) > _AUTO_DRIFT:

@@ -75,7 +75,8 @@ class Books:
 
     def target_s(self, priority_class: PriorityClass) -> float:
         """The time to the first token that the class may take, now."""
-        return target_s(self.policy, priority_class, self.speed, self.capacity)
+        capacity = self.capacity if self.policy.auto_targets else 0
+        return target_s(self.policy, priority_class, self.speed, capacity)
 
     def prefill_s(self, entry: Entry) -> float:
         rate = self.speed.prefill_rate

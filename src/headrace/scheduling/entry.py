@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Generic, TypeVar
 
@@ -67,14 +67,12 @@ class Entry:
     preemptions: int = 0
     by_guard: bool = False
     expired: bool = False
+    flow: str = field(init=False)
+    priority_class: PriorityClass = field(init=False)
 
-    @property
-    def flow(self) -> str:
-        return self.claim.flow
-
-    @property
-    def priority_class(self) -> PriorityClass:
-        return self.claim.priority_class
+    def __post_init__(self) -> None:
+        self.flow = self.claim.flow
+        self.priority_class = self.claim.priority_class
 
 
 class LazyHeap(Generic[T]):

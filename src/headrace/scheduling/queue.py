@@ -27,6 +27,7 @@ Bounds, which the property tests check:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 
 from headrace.scheduling.entry import Entry, Lane, LazyHeap
@@ -64,6 +65,8 @@ class Flow:
         "load",
         "longest",
         "name",
+        "offered",
+        "parked",
         "stamp",
         "tokens",
         "virtual",
@@ -81,6 +84,8 @@ class Flow:
         self.load = 0.0
         self.credit = 0.0
         self.stamp = 0
+        self.offered: tuple[float, Entry] | None = None
+        self.parked = False
         self.by_key: LazyHeap[Entry] = LazyHeap(_on_time)
         self.late: LazyHeap[Entry] = LazyHeap(_late)
         self.longest: LazyHeap[Entry] = LazyHeap(_waits, newest_first=True)
@@ -141,6 +146,9 @@ class ClassQueue:
         self._next_late: LazyHeap[Entry] = LazyHeap(_on_time)
         self._last_virtual = 0.0
         self._sweep_at = _FEWEST_FLOWS
+        self._late_from = math.inf
+        self._best: tuple[float, Entry] | None = None
+        self._best_known = False
 
     def configure(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
@@ -174,6 +182,7 @@ class ClassQueue:
         else:
             flow.by_key.push(entry.key, entry, entry.visit)
             self._next_late.push(entry.latest, entry, entry.visit)
+            self._late_from = min(self._late_from, entry.latest)
         flow.longest.push(-entry.key, entry, entry.visit)
         self._oldest.push(entry.arrival, entry, entry.visit)
         if flow.count == 1:
@@ -186,28 +195,32 @@ class ClassQueue:
         self._refresh(flow)
 
     def serve(self, entry: Entry, flow: Flow) -> None:
-        """Takes out a waiting request that has its turn. `charge` must follow."""
+        """Takes out a waiting request that has its turn."""
         self._take(entry, flow)
         flow.credit_turn(entry, self._policy.late_share)
+        self._refresh(flow)
 
     def _take(self, entry: Entry, flow: Flow) -> None:
         entry.visit += 1
         flow.count -= 1
         self.count -= 1
+        self._best_known = False
 
     def charge(self, flow: Flow, work: float) -> None:
         """Counts `work` seconds as served; negative gives back what was predicted too high."""
         flow.virtual += work / flow.weight
+        self._best_known = False
         if work > 0:
             self._last_virtual = max(self._last_virtual, flow.virtual - work / flow.weight)
         if flow.count:
             self._by_virtual.push(flow.virtual, flow, flow.virtual)
-            self._refresh(flow)
+            if flow.parked:
+                self._refresh(flow)
 
     def relegate(self, now: float, late_after: float) -> None:
         """Moves those that have missed their target to the late lanes."""
         self._late_after = late_after
-        if not self._policy.late_lane:
+        if now <= self._late_from + late_after or not self._policy.late_lane:
             return
         while (first := self._next_late.top()) is not None and now > first[0] + late_after:
             self._next_late.pop()
@@ -215,10 +228,17 @@ class ClassQueue:
             entry.lane = Lane.LATE
             flow = self.flows[entry.flow]
             flow.late.push(entry.arrival, entry, entry.visit)
-            self._refresh(flow)
+            if flow.credit > 0.0 or flow.offered is None or flow.offered[1] is entry:
+                self._refresh(flow)
+        self._late_from = math.inf if first is None else first[0]
 
     def best(self) -> tuple[float, Entry] | None:
         """The candidate with the best key among eligible flows."""
+        if not self._best_known:
+            self._best, self._best_known = self._find_best(), True
+        return self._best
+
+    def _find_best(self) -> tuple[float, Entry] | None:
         least = self._by_virtual.top()
         if least is None:
             return None
@@ -229,17 +249,17 @@ class ClassQueue:
         while (first := self._by_key.top()) is not None:
             flow = first[1]
             if flow.virtual <= horizon:
-                return flow.candidate(self._late_after)
+                return flow.offered
             self._by_key.pop()
+            flow.parked = True
             self._beyond.push(flow.virtual, flow, flow.stamp)
         return None
 
     def little_served(self, most: int) -> Iterator[Entry]:
         """Candidates of flows that were served little, for when the best may not go."""
         for flow in self._by_virtual.near_top(most):
-            candidate = flow.candidate(self._late_after)
-            if candidate is not None:
-                yield candidate[1]
+            if flow.offered is not None:
+                yield flow.offered[1]
 
     def oldest(self) -> Entry | None:
         first = self._oldest.top()
@@ -279,10 +299,13 @@ class ClassQueue:
         self._sweep_at = max(_FEWEST_FLOWS, 2 * len(self.flows))
 
     def _refresh(self, flow: Flow) -> None:
+        """After anything that may change who of the flow is next."""
+        self._best_known = False
         flow.stamp += 1
+        flow.offered = flow.candidate(self._late_after)
         self._offer(flow)
 
     def _offer(self, flow: Flow) -> None:
-        candidate = flow.candidate(self._late_after)
-        if candidate is not None:
-            self._by_key.push(candidate[0], flow, flow.stamp)
+        flow.parked = False
+        if flow.offered is not None:
+            self._by_key.push(flow.offered[0], flow, flow.stamp)

@@ -46,8 +46,8 @@ class Slots:
         self._flow_seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._weights = 0.0
         self._preempted: deque[Entry] = deque()
-        self._version = 0
-        self._moment: tuple[float, int, int] | None = None
+        self._limits_of = 0
+        self._limits_until = -math.inf
         self._known_limits: tuple[int, ...] = ()
 
     @property
@@ -57,12 +57,13 @@ class Slots:
     @policy.setter
     def policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
-        self._version += 1
+        self._limits_until = -math.inf
 
     def seen(self, entry: Entry, now: float) -> None:
         """A request has come in, or has its turn."""
+        if self._class_seen[entry.priority_class] < now - self._policy.memory_s:
+            self._limits_until = -math.inf
         self._class_seen[entry.priority_class] = now
-        self._version += 1
         flows = self._flow_seen
         before = flows.pop(entry.flow, None)
         if before is not None:
@@ -137,22 +138,39 @@ class Slots:
         return now - entry.arrival >= _PRESSING * slack
 
     def _limits(self, now: float, capacity: int) -> tuple[int, ...]:
-        """What all classes together may fill before each gets no more."""
-        moment = now, capacity, self._version
-        if self._moment != moment:
-            self._moment = moment
-            since = now - self._policy.memory_s
-            latest = -math.inf
+        """What all classes together may fill before each gets no more. Kept until a class comes
+        up or has not been seen for long enough."""
+        if now > self._limits_until or capacity != self._limits_of:
+            memory = self._policy.memory_s
+            latest, until = -math.inf, math.inf
             limits = []
             for priority_class, seen in zip(_CLASSES, self._class_seen, strict=True):
                 limit = capacity + self._policy.look_ahead
-                if latest >= since:
+                if latest >= now - memory:
                     share = self._policy.classes[priority_class].slots
                     limit = max(1, capacity - self._kept(1.0 - share, capacity))
                 limits.append(limit)
                 latest = max(latest, seen)
+                if seen >= now - memory:
+                    until = min(until, seen + memory)
+            self._limits_of, self._limits_until = capacity, until
             self._known_limits = tuple(limits)
         return self._known_limits
+
+    def open_classes(self, now: float, capacity: int) -> list[bool]:
+        """Which classes anybody of could have a slot; what `admits` says of one may be stricter."""
+        if not self.total:
+            return [True] * len(_CLASSES)
+        own = wanted = self.occupied + 1
+        limits = self._limits(now, capacity)
+        is_open = wanted <= limits[0]
+        found = [is_open]
+        for priority_class in range(1, len(_CLASSES)):
+            own -= self.by_class[priority_class - 1]
+            limit = limits[priority_class]
+            is_open = is_open and (wanted <= limit or own <= max(1.0, _FLOOR * limit))
+            found.append(is_open)
+        return found
 
     def room(
         self, priority_class: PriorityClass, now: float, capacity: int, *, express: bool = False
@@ -163,15 +181,14 @@ class Slots:
             limit -= self._kept(self._policy.express, capacity)
         return max(0, limit - self.occupied)
 
-    def full(self, capacity: int) -> bool:
-        """Whether there is room for nobody at all."""
-        return self.total > 0 and self.occupied >= capacity + self._policy.look_ahead
-
     def share_used(self, entry: Entry, capacity: int) -> float:
         """What its flow would fill with it, over the flow's weighted share of the slots."""
-        weights = max(self._weights, entry.claim.weight)
-        share = max(1.0, entry.claim.weight / weights * capacity)
-        return (self._by_flow.get(entry.flow, 0) + entry.choices) / share
+        used = self._by_flow.get(entry.flow, 0) + entry.choices
+        weight = entry.claim.weight
+        if weight >= self._weights:
+            return used / capacity
+        share = weight / self._weights * capacity
+        return used / share if share > 1.0 else float(used)
 
     def favoured(self, entry: Entry, capacity: int) -> bool:
         """Whether every slot of its class's share is open to it."""
@@ -179,7 +196,7 @@ class Slots:
 
     def _kept_from(self, entry: Entry, capacity: int) -> int:
         """How many slots of its class's share are closed to it."""
-        if self.flows_seen < 2:
+        if len(self._flow_seen) < 2 or not self._policy.express:
             return 0
         kept = self._kept(self._policy.express, capacity)
         if not kept or self.share_used(entry, capacity) <= 1.0:

@@ -54,9 +54,10 @@ class Turns:
     def _pick(self, now: float) -> Entry | None:
         books = self._books
         capacity = books.capacity
-        if books.slots.full(capacity):
+        is_open = books.slots.open_classes(now, capacity)
+        if not is_open[0]:
             return None
-        heads = self._heads(now)
+        heads = self._heads(now, is_open)
         served: int = len(_CLASSES)
         guarded = self._guarded(now)
         if guarded is not None:
@@ -79,13 +80,13 @@ class Turns:
                         return other
         return None
 
-    def _heads(self, now: float) -> list[tuple[float, PriorityClass, Entry]]:
-        """The best of each class, best first."""
+    def _heads(self, now: float, is_open: list[bool]) -> list[tuple[float, PriorityClass, Entry]]:
+        """The best of each class that has room, best first."""
         books = self._books
         heads = []
         for priority_class in _CLASSES:
             queue = books.queues[priority_class]
-            if not queue.count:
+            if not queue.count or not is_open[priority_class]:
                 continue
             queue.relegate(now, books.target_s(priority_class))
             best = queue.best()
@@ -149,10 +150,13 @@ class Turns:
             return
         for priority_class in _CLASSES[:-1]:
             queue = books.queues[priority_class]
-            best = queue.best() if queue.count else None
-            if best is None or books.slots.admits(best[1], now, capacity):
+            if not queue.count:
                 continue
             target = books.target_s(priority_class)
+            queue.relegate(now, target)
+            best = queue.best()
+            if best is None or books.slots.admits(best[1], now, capacity):
+                continue
             spare = best[1].arrival + target - now - books.prefill_s(best[1])
             if not 0.0 <= spare <= _PREEMPT_FROM * target:
                 continue
