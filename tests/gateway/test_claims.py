@@ -8,10 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from headrace.core.clock import VirtualClock
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import PriorityClass
-from headrace.gateway.claims import Terms, claim
+from headrace.gateway.claims import SubTenants, Terms, claim
 from headrace.gateway.tenants import Tenant
+from headrace.scheduling import Claim
 
 SYSTEM, INTERACTIVE, STANDARD, BATCH = PriorityClass
 PLAIN = Tenant("plain")
@@ -107,3 +109,21 @@ def test_the_deadline_counts_from_arrival() -> None:
     assert claim(PLAIN, Terms(timeout_s=2.5), 40.0).deadline == 42.5
     assert claim(PLAIN, Terms(), 40.0).deadline is None
     assert claim(ANY, Terms(), 40.0).weight == 2.5
+
+
+def test_naming_sub_tenants_gives_no_more_of_the_server() -> None:
+    clock = VirtualClock()
+    shares = SubTenants(clock)
+
+    def ask(name: str | None, tenant: Tenant = ANY) -> Claim:
+        return shares.shared(tenant, claim(tenant, Terms(fairness_id=name), 0.0))
+
+    assert ask("a").weight == 2.5
+    assert ask("b").weight == 1.25
+    assert [ask(name).weight for name in ("a", "b", None)] == [1.25, 1.25, 2.5 / 3]
+    clock.advance(61)
+    assert ask("a").weight == 2.5
+    assert ask(None, PLAIN).weight == 1.0
+    flows = {ask(f"s{number}").flow for number in range(1000)}
+    assert len(flows) <= 257
+    assert ANY.name in flows

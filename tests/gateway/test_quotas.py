@@ -6,7 +6,12 @@ import pytest
 
 from headrace.config import LimitSettings, Settings, TenantSettings
 from headrace.core.clock import VirtualClock
-from headrace.core.errors import DeadlineExceeded, ModelNotFound, QuotaExceeded
+from headrace.core.errors import (
+    DeadlineExceeded,
+    InvalidRequest,
+    ModelNotFound,
+    QuotaExceeded,
+)
 from headrace.core.request import PriorityClass
 from headrace.gateway import Gateway
 from headrace.gateway.claims import Terms
@@ -80,6 +85,37 @@ async def test_what_was_not_used_is_given_back_however_it_ends(
     assert after.remaining_tokens == pytest.approx(1000 - used)
     assert gateway._quotas.concurrency("default") == 0
     assert_nothing_left(gateway, backend)
+    await gateway.close()
+
+
+async def test_a_refusal_at_overload_does_not_count_against_the_tenant(
+    backend: FakeBackend, clock: VirtualClock
+) -> None:
+    gateway = limited(backend, clock, requests_per_minute=100)
+    tenant = gateway.authenticate(None)
+    clients = [Client(gateway, request(IDS), tenant) for _ in range(14)]
+    await quiet()
+    held = [client for client in clients if not client.task.done()]
+    assert len(held) < len(clients)
+    limits = gateway.ratelimit(tenant)
+    assert limits is not None
+    assert limits.remaining_requests == 100 - len(held)
+    for client in held:
+        await client.leave()
+    assert_nothing_left(gateway, backend)
+    await gateway.close()
+
+
+@pytest.mark.parametrize(("requests", "choices"), [(3, 3), (1, 5), (2, 6)])
+async def test_a_call_that_can_never_pass_whole_is_told_so(
+    backend: FakeBackend, clock: VirtualClock, requests: int, choices: int
+) -> None:
+    gateway = limited(backend, clock, requests_per_minute=2, max_concurrency=4)
+    tenant = gateway.authenticate(None)
+    gateway.require_possible(tenant, 2, 4)
+    with pytest.raises(InvalidRequest) as refusal:
+        gateway.require_possible(tenant, requests, choices)
+    assert refusal.value.code == "exceeds_quota"
     await gateway.close()
 
 

@@ -63,6 +63,7 @@ async def answer(
     choices = len(requests) * n
     top_logprobs = requests[0].sampling.logprobs
     terms = terms_of(http, body)
+    context.gateway.require_possible(tenant_of(http), len(requests), choices)
     hand_over(http.scope)
     events = _events(context.gateway, tenant_of(http), requests, terms)
     if body.stream:

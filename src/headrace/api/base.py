@@ -95,6 +95,10 @@ class Gateway(Protocol):
 
     def health(self) -> Health: ...
 
+    def require_possible(self, tenant: Tenant, requests: int, choices: int) -> None:
+        """Raises InvalidRequest for a call that the tenant's limits would never let through."""
+        ...
+
     def ratelimit(self, tenant: Tenant) -> RateLimits | None:
         """The tenant's limits as of now, None where it has none."""
         ...

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 
+from headrace.core.clock import Clock
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import PriorityClass
 from headrace.gateway.tenants import Tenant
 from headrace.scheduling import Claim
 
-__all__ = ["Terms", "claim"]
+__all__ = ["SubTenants", "Terms", "claim"]
 
 _SUB_TENANT = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]{0,63}")
 _STEPS = re.compile(r"[+-]?\d{1,9}", re.ASCII)
 _CLASSES = {priority_class.name.lower(): priority_class for priority_class in PriorityClass}
+
+
+_MEMORY_S = 60.0
+_MOST_SUB_TENANTS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,3 +95,27 @@ def _flow(tenant: Tenant, fairness_id: str | None) -> str:
             param="x-gateway-inference-fairness-id",
         )
     return f"{tenant.name}/{fairness_id}"
+
+
+class SubTenants:
+    """Divides a trusted tenant's weight between the sub-tenants that it named within the last
+    minute, or naming more would give it more of the server. Beyond 256 they count as the tenant
+    itself. Event loop only."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._seen: dict[str, OrderedDict[str, float]] = {}
+
+    def shared(self, tenant: Tenant, asked: Claim) -> Claim:
+        """The claim with its part of the tenant's weight."""
+        if not tenant.trusted:
+            return asked
+        now = self._clock.monotonic()
+        seen = self._seen.setdefault(tenant.name, OrderedDict())
+        seen.pop(asked.flow, None)
+        while seen and next(iter(seen.values())) < now - _MEMORY_S:
+            seen.popitem(last=False)
+        flow = asked.flow if len(seen) < _MOST_SUB_TENANTS else tenant.name
+        seen.pop(flow, None)
+        seen[flow] = now
+        return replace(asked, flow=flow, weight=tenant.weight / len(seen))

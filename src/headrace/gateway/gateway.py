@@ -21,7 +21,7 @@ from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, S
 from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
 from headrace.core.health import Health, State
 from headrace.core.request import Message, PriorityClass, Request
-from headrace.gateway.claims import Terms, claim
+from headrace.gateway.claims import SubTenants, Terms, claim
 from headrace.gateway.lanes import Lane, Lanes
 from headrace.gateway.lifeline import Lifeline
 from headrace.gateway.tenants import KeyRing, KeySource, Tenant
@@ -71,6 +71,7 @@ class Gateway:
         self._cache = cache
         self._keys = KeyRing.of(settings, keys)
         self._quotas = Quotas(clock)
+        self._sub_tenants = SubTenants(clock)
         self._tuning = Tuning.of(settings)
         self._lanes = Lanes(backends, self._tuning, clock=clock, rng=rng or random.SystemRandom())
         self._tokeniser = Tokeniser(max_queue)
@@ -125,7 +126,7 @@ class Gateway:
         self._refuse_while_draining()
         lane, card = self._lanes.route(request.model, tenant.may_use)
         record.routed(card.id)
-        claimed = claim(tenant, terms, request.arrival)
+        claimed = self._sub_tenants.shared(tenant, claim(tenant, terms, request.arrival))
         request = replace(request, tenant=tenant.name, priority=int(claimed.priority_class))
         check_capabilities(request, lane.backend)
         check_vocabulary(request, vocabulary(card, lane.backend))
@@ -142,7 +143,11 @@ class Gateway:
             tenant.name, tenant.limits, request.n, lane.control.expected_tokens(request, claimed)
         )
         stack.callback(lambda: hold.settle(record.prompt_tokens + record.completion_tokens))
-        ticket = lane.scheduler.admit(request, cost_of(request), claimed, life.interrupt)
+        try:
+            ticket = lane.scheduler.admit(request, cost_of(request), claimed, life.interrupt)
+        except HeadraceError:
+            hold.give_back()
+            raise
         stack.callback(ticket.release)
         if lane.backend.codec is not None:
             work = partial(tokenised, request, lane.backend.codec)
@@ -201,6 +206,11 @@ class Gateway:
     def model(self, tenant: Tenant, name: str) -> ModelCard:
         """Raises ModelNotFound, also for a model that the tenant may not use."""
         return self._lanes.route(name, tenant.may_use)[1]
+
+    def require_possible(self, tenant: Tenant, requests: int, choices: int) -> None:
+        """Raises InvalidRequest for a call of so many requests that the tenant's limits would
+        never let through whole."""
+        self._quotas.require_possible(tenant.limits, requests, choices)
 
     def ratelimit(self, tenant: Tenant) -> RateLimits | None:
         """The tenant's rates as of now; None if it has none."""

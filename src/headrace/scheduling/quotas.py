@@ -120,6 +120,12 @@ class Hold:
             self._quotas.charge(self._account, tokens - self._tokens)
             self._tokens = tokens
 
+    def give_back(self) -> None:
+        """The server refused the request for reasons of its own: as if it had never been."""
+        if self._account is not None and self._account.requests is not None:
+            self._quotas.uncount(self._account)
+        self.settle(0.0)
+
     def settle(self, tokens: float) -> None:
         """The request has ended, in whatever state, and took so much. Idempotent."""
         account, self._account = self._account, None
@@ -175,6 +181,28 @@ class Quotas:
         """Negative gives back."""
         if account.tokens is not None:
             account.tokens.take(tokens, self._clock.monotonic())
+
+    def uncount(self, account: _Account) -> None:
+        """One request less."""
+        if account.requests is not None:
+            account.requests.take(-1.0, self._clock.monotonic())
+
+    def require_possible(self, limits: TenantLimits, requests: int, choices: int) -> None:
+        """Raises InvalidRequest for several requests that come as one call and cannot all fit."""
+        rate, most = limits.requests_per_minute, limits.max_concurrency
+        if rate is not None and requests > rate:
+            raise InvalidRequest(
+                f"This call holds {requests} prompts, more than your whole limit of {rate:g} "
+                "requests a minute.",
+                param="prompt",
+                code="exceeds_quota",
+            )
+        if most is not None and choices > most:
+            raise InvalidRequest(
+                f"This call asks for {choices} choices, more than your limit of {most} at once.",
+                param="prompt" if requests > 1 else "n",
+                code="exceeds_quota",
+            )
 
     def concurrency(self, tenant: str) -> int:
         """Choices of the tenant under way."""
