@@ -46,7 +46,7 @@ def claim(tenant: Tenant, terms: Terms, arrival: float) -> Claim:
     The body's own word comes first, then X-Priority, then the objective; the first that says
     anything counts. Nobody is refused for asking too much: it is clamped to the tenant's highest
     class. Sub-tenants are heard from trusted tenants alone; others are what they are. Each is a
-    flow of its tenant's weight.
+    flow with a part of its tenant's weight.
     """
     timeout = terms.timeout_s
     if timeout is not None and not 0 < timeout < math.inf:
