@@ -30,6 +30,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,7 @@ FIRST_COME = {
     "late_lane": False,
     "guard_every": 0,
     "express": 0.0,
+    "shortest_first": False,
     "partials": 1,
     "prefill_ahead_s": 0.0,
     "revoke_margin_s": -1.0,
@@ -76,7 +78,8 @@ FIRST_COME = {
         for name in ("system", "interactive", "standard", "batch")
     },
 }
-"""Turns in order of arrival, one prompt at a time, as a server without a scheduler does it."""
+"""Turns in order of arrival, one prompt after the other, as a server without a scheduler does it;
+all requests are sent as one class then, as the engine too puts the more urgent class first."""
 
 
 @dataclass(slots=True)
@@ -147,6 +150,16 @@ class Client:
             answer: dict[str, Any] = await response.json()
             return answer
 
+    async def ttft_target(self, priority_class: str) -> float:
+        """Seconds, as the server's metrics tell."""
+        async with self._session.get(
+            f"{self._url}/metrics", headers={"authorization": f"Bearer {ADMIN}"}
+        ) as response:
+            for line in (await response.text()).splitlines():
+                if "ttft_target_seconds{" in line and f'"{priority_class}"' in line:
+                    return float(line.rsplit(" ", 1)[1])
+        raise SystemExit("the server tells no target")
+
     async def trace(self) -> list[dict[str, Any]]:
         async with self._session.get(
             f"{self._url}/scheduler/trace", headers={"authorization": f"Bearer {ADMIN}"}
@@ -214,14 +227,16 @@ def ttfts(samples: list[Sample]) -> list[float]:
 async def head_of_line(client: Client, seconds: float) -> dict[str, Any]:
     default = await client.config()
     result: dict[str, Any] = {}
-    for name, config in (("first_come", FIRST_COME), ("headrace", default)):
+    for name, config, urgent in (
+        ("first_come", FIRST_COME, "batch"),
+        ("headrace", default, "interactive"),
+    ):
         await client.configure(config)
         batch = closed(12, seconds, lambda: client.ask(BATCH, 2000, 32))
         async with beside(batch) as load:
             await asyncio.sleep(5.0)
-            short = await offered(
-                0.5, seconds - 10.0, lambda: client.ask(STEADY, 64, 16, "interactive"), 3
-            )
+            ask = partial(client.ask, STEADY, 64, 16, urgent)
+            short = await offered(0.5, seconds - 10.0, ask, 3)
             heavy = await load
         span = max(s.answered for s in heavy) - min(s.sent for s in heavy)
         tokens = sum(2000 + len(s.times) for s in heavy if s.times)
@@ -284,6 +299,7 @@ async def overload(client: Client, seconds: float, pid: int) -> dict[str, Any]:
     samples = await offered(
         5 * capacity, 60.0, lambda: client.ask(STEADY, 128, 32, "interactive"), 11
     )
+    target = await client.ttft_target("interactive")
     after = rss(pid)
     ended = time.monotonic()
     await asyncio.sleep(max(0.0, 5.0 - (time.monotonic() - ended)))
@@ -295,7 +311,11 @@ async def overload(client: Client, seconds: float, pid: int) -> dict[str, Any]:
         "admitted": len(samples) - len(refused),
         "refused": len(refused),
         "other_errors": sum(s.status not in (200, 429, 503) for s in samples),
+        "interactive_target_s": round(target, 3),
         "admitted_ttft": spread(ttfts(samples)),
+        "within_target": round(
+            sum(ttft <= target for ttft in ttfts(samples)) / max(1, len(ttfts(samples))), 4
+        ),
         "refusal": spread([s.answered - s.sent for s in refused]),
         "front_rss_mb": [before, after],
         "ttft_5_s_after": None if probe.ttft is None else round(probe.ttft, 3),

@@ -279,3 +279,73 @@ def test_flows_that_are_gone_are_forgotten() -> None:
     for number in range(2000):
         front.heart.release(front.come(flow=f"flow{number}"))
     assert len(front.heart.books.queues[STANDARD].flows) < 600
+
+
+def flooded(policy: SchedulingPolicy, capacity: int = 16) -> tuple[Front, list[Entry]]:
+    """`steady` has filled six slots, then `flood` has taken whatever it gets and wants more."""
+    front = Front(policy, capacity)
+    own = [front.come(flow="steady", prompt=10) for _ in range(6)]
+    for _ in range(3 * capacity):
+        front.come(flow="flood", prompt=10)
+    for entry in front.turns:
+        front.run(entry)
+    front.clock.advance(10 * policy.reach_s)
+    return front, own
+
+
+SHARED = replace(
+    POLICY, look_ahead=0, revoke_margin_s=-1.0, partials=1000, guard_every=0, memory_s=1e6
+)
+
+
+def test_a_flow_finds_the_slots_free_that_it_left_a_moment_ago() -> None:
+    front, own = flooded(SHARED)
+    for entry in own:
+        front.heart.release(entry)
+    front.clock.advance(0.1)
+    again = [front.come(flow="steady", prompt=10) for _ in range(6)]
+    assert not any(front.waits(entry) for entry in again)
+
+
+def test_what_a_flow_does_not_come_back_for_is_given_away() -> None:
+    front, own = flooded(SHARED)
+    before = len(front.turns)
+    for entry in own:
+        front.heart.release(entry)
+    at_once = len(front.turns) - before
+    front.clock.advance(5 * SHARED.reach_s)
+    front.heart.capacity_changed()
+    assert at_once < 6
+    assert front.heart.books.slots.total == 15, (
+        "all but one, which is kept for anybody below its share"
+    )
+
+
+def test_no_more_is_kept_than_the_weighted_share() -> None:
+    front = Front(SHARED, 16)
+    own = [front.come(flow="steady", prompt=10) for _ in range(16)]
+    for _ in range(16):
+        front.come(flow="flood", prompt=10)
+    front.clock.advance(10 * SHARED.reach_s)
+    for entry in own:
+        front.heart.release(entry)
+    flood = [entry for entry in front.turns if entry.flow == "flood"]
+    assert len(flood) == 8
+
+
+def test_who_fills_less_than_its_share_goes_before_the_older_requests_of_who_fills_more() -> None:
+    front, own = flooded(replace(SHARED, reach_s=0.0), capacity=8)
+    front.clock.advance(1.0)
+    late = front.come(flow="third", prompt=10)
+    front.heart.release(own[0])
+    assert front.turns[-1] is late
+
+
+def test_prompts_are_handed_over_in_order_where_the_backend_computes_them_so() -> None:
+    for shortest_first in (True, False):
+        policy = replace(POLICY, partials=1, prefill_ahead_s=0.0, shortest_first=shortest_first)
+        front = Front(policy, capacity=8)
+        front.heart.books.speed.reports_steps = True
+        front.come(prompt=20_000)
+        short = front.come(prompt=10)
+        assert front.waits(short) is not shortest_first

@@ -106,6 +106,12 @@ def test_figures_come_and_go_with_what_is_known(
         whole = None if figure is None else 1
         figures.set_batching(itl_target_s=figure, eta=figure, step_tokens=whole, running_cap=whole)
 
+    targets = [None, 2.0, 5.0, 60.0]
+    figures.set_ttft_targets(targets)
+    names = ("system", "interactive", "standard", "batch")
+    shown = [value(metrics, "ttft_target_seconds", priority_class=name) for name in names]
+    assert shown == targets
+
     show(None)
     assert [value(metrics, name) for name in gauges] == [None] * len(gauges)
     show(0.75)

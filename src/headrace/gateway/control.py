@@ -165,6 +165,7 @@ class Control:
             late_turns=counters.late_turns,
         )
         metrics.set_taken_back(revoked=counters.revoked, preempted=counters.preempted)
+        metrics.set_ttft_targets(self.scheduler.ttft_targets_s())
         metrics.set_fairness(self.scheduler.jain())
         metrics.set_forecast(
             rank_accuracy=lengths.rank_accuracy,

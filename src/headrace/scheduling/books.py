@@ -160,7 +160,7 @@ class Books:
         """Undoes `dispatch`, but the request must ask again to wait."""
         del self.unstarted[entry]
         self.prefills.remove(entry)
-        self.slots.give(entry, entry.choices)
+        self.slots.give(entry, entry.choices, self.now())
         self.charge(entry, -entry.charged)
         entry.state = State.ADMITTED
         entry.dispatched_at = None

@@ -150,7 +150,7 @@ class Heart:
             return
         books = self.books
         now = books.now()
-        books.slots.give(entry, 1)
+        books.slots.give(entry, 1, now)
         entry.choices -= 1
         entry.cut += not natural
         if entry.dispatched_at is not None:
@@ -169,7 +169,7 @@ class Heart:
             books.drop(entry)
         else:
             self._learn(entry)
-            books.slots.give(entry, entry.choices)
+            books.slots.give(entry, entry.choices, books.now())
             books.close(entry)
         self._turns.give(books.now())
 

@@ -39,9 +39,9 @@ class ClassPolicy:
 
 _CLASSES = MappingProxyType(
     {
-        PriorityClass.SYSTEM: ClassPolicy(1.0, 0.0, 10.0, 1.0, 2.0),
-        PriorityClass.INTERACTIVE: ClassPolicy(2.0, 5.0, 60.0, 0.97, 4.0),
-        PriorityClass.STANDARD: ClassPolicy(5.0, 15.0, 90.0, 0.97, 8.0),
+        PriorityClass.SYSTEM: ClassPolicy(1.0, 0.0, 10.0, 1.0, 0.25),
+        PriorityClass.INTERACTIVE: ClassPolicy(2.0, 5.0, 60.0, 0.97, 0.5),
+        PriorityClass.STANDARD: ClassPolicy(5.0, 15.0, 90.0, 0.97, 4.0),
         PriorityClass.BATCH: ClassPolicy(60.0, 60.0, 90.0, 0.75, 32.0),
     }
 )
@@ -58,8 +58,12 @@ class SchedulingPolicy:
 
     Dispatch: `look_ahead` choices beyond what the backend runs; prompts are handed over while
     fewer than `partials` of them are being computed or less than `prefill_ahead_s` of prompts would
-    be served before this one. `express` is the share of the slots kept for small requests and for
-    flows below their weighted share. Slots are kept for classes and flows seen within `memory_s`.
+    be served before this one. `shortest_first` tells whether the backend computes short prompts
+    before long ones; if not, none is handed over past the `partials`. `express` is the share of
+    the slots kept for small requests and for flows below their weighted share; 0 makes shares of
+    slots no matter at all. The level up to which a flow lately filled slots, within its share, is
+    kept for it and falls by half every `reach_s`. Slots are kept for classes and flows seen within
+    `memory_s`.
     A turn is taken back for a request whose key is better by `revoke_margin_s`; negative: never.
     `preemption` spares requests within `preempt_spares_tokens` of their predicted end, and those
     preempted `preempt_limit` times.
@@ -84,7 +88,9 @@ class SchedulingPolicy:
     look_ahead: int = 2
     partials: int = 2
     prefill_ahead_s: float = 0.2
+    shortest_first: bool = True
     express: float = 0.045
+    reach_s: float = 5.0
     memory_s: float = 60.0
     revoke_margin_s: float = 5.0
     preemption: bool = True
@@ -118,6 +124,7 @@ class SchedulingPolicy:
             "look_ahead": self.look_ahead,
             "prefill_ahead_s": self.prefill_ahead_s,
             "memory_s": self.memory_s,
+            "reach_s": self.reach_s,
             "max_queue": self.max_queue,
             "retry_least_s": self.retry_least_s,
         }

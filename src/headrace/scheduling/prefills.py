@@ -51,7 +51,7 @@ class Prefills:
         tokens = sum(e.tokens for e in self._entries if e.priority_class <= priority_class)
         return max(0.0, tokens - self._computed)
 
-    def ahead_of(self, priority_class: PriorityClass, tokens: int) -> tuple[int, float]:
+    def ahead_of(self, priority_class: PriorityClass, tokens: float) -> tuple[int, float]:
         """How many of this or a more urgent class there are, and the tokens of those among them
         that a backend serves before one of so many: it prefers the short."""
         count = ahead = 0

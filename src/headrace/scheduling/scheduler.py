@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable
 from typing import Protocol
 
 from headrace.core.clock import Clock
-from headrace.core.request import Request
+from headrace.core.request import PriorityClass, Request
 from headrace.scheduling.base import Claim, Cost, Interrupt, QueueStats, StepSample
 from headrace.scheduling.counters import Counters
 from headrace.scheduling.entry import Entry, State
@@ -100,6 +101,11 @@ class AdaptiveScheduler:
     def jain(self) -> float | None:
         """How evenly flows were served lately, by weight: 1 is even, 1/flows is one has all."""
         return self.counters.jain(self._clock.monotonic())
+
+    def ttft_targets_s(self) -> list[float | None]:
+        """By class, what is in force now; None before it is known."""
+        targets = (self._heart.books.target_s(c) for c in PriorityClass)
+        return [target if math.isfinite(target) else None for target in targets]
 
     def snapshot(self) -> tuple[ClassSnapshot, ...]:
         """What waits and runs, by class and flow. Linear in the number of requests."""

@@ -9,6 +9,7 @@ from typing import TypeVar
 from headrace.core.request import PriorityClass
 from headrace.scheduling.entry import Entry
 from headrace.scheduling.policy import SchedulingPolicy
+from headrace.scheduling.reach import Reach
 
 __all__ = ["Slots"]
 
@@ -31,8 +32,10 @@ class Slots:
     request has waited most of its slack, its class and the less urgent ones may always fill half
     of that share. The last `express` slots of each share go only to flows below their weighted
     share of the slots, and all but one of these to requests that are not larger than usual, since
-    they are soon done with it: a flood leaves the others a slot within reach. Nothing is kept for
-    classes and flows not seen lately; one flow alone uses all.
+    they are soon done with it. Beyond that, what a flow has lately filled of its weighted share
+    stays within its reach: flows above their own share of the same class leave it free for it. So
+    a flood takes no slot that a steady flow comes back for. Nothing is kept for classes and flows
+    not seen lately; one flow alone uses all.
     """
 
     def __init__(self, policy: SchedulingPolicy) -> None:
@@ -42,6 +45,7 @@ class Slots:
         self.usual_work = 0.0
         self._by_flow: dict[str, int] = {}
         self._by_class_and_flow: dict[tuple[PriorityClass, str], int] = {}
+        self._reach = Reach(policy.reach_s)
         self._class_seen = [-math.inf] * len(_CLASSES)
         self._flow_seen: OrderedDict[str, tuple[float, float]] = OrderedDict()
         self._weights = 0.0
@@ -57,6 +61,7 @@ class Slots:
     @policy.setter
     def policy(self, policy: SchedulingPolicy) -> None:
         self._policy = policy
+        self._reach.half_life_s = policy.reach_s
         self._limits_until = -math.inf
 
     def seen(self, entry: Entry, now: float) -> None:
@@ -82,13 +87,13 @@ class Slots:
         self.usual_work += (_RATE if self.usual_work else 1.0) * (entry.work - self.usual_work)
         self.total += entry.choices
         self.by_class[entry.priority_class] += entry.choices
-        self._count(entry, entry.choices)
+        self._count(entry, entry.choices, now)
 
-    def give(self, entry: Entry, choices: int) -> None:
+    def give(self, entry: Entry, choices: int, now: float) -> None:
         """Some of the entry's choices are out of the backend."""
         self.total -= choices
         self.by_class[entry.priority_class] -= choices
-        self._count(entry, -choices)
+        self._count(entry, -choices, now)
         if entry in self._preempted:
             self._preempted.remove(entry)
         else:
@@ -117,7 +122,7 @@ class Slots:
         if not self.total:
             return True
         wanted = self.occupied + entry.choices
-        kept = self._kept_from(entry, capacity)
+        kept = self._kept_from(entry, now, capacity)
         limits = self._limits(now, capacity)
         if wanted > (min(limits[0], capacity) - kept if kept else limits[0]):
             return False
@@ -191,25 +196,31 @@ class Slots:
         return used / share if share > 1.0 else float(used)
 
     def favoured(self, entry: Entry, capacity: int) -> bool:
-        """Whether every slot of its class's share is open to it."""
-        return not self._kept_from(entry, capacity)
+        """Whether its flow fills no more than its share of the slots with it."""
+        return (
+            len(self._flow_seen) < 2
+            or not self._policy.express
+            or self.share_used(entry, capacity) <= 1.0
+        )
 
-    def _kept_from(self, entry: Entry, capacity: int) -> int:
+    def _kept_from(self, entry: Entry, now: float, capacity: int) -> int:
         """How many slots of its class's share are closed to it."""
-        if len(self._flow_seen) < 2 or not self._policy.express:
+        if self.favoured(entry, capacity):
             return 0
-        kept = self._kept(self._policy.express, capacity)
-        if not kept or self.share_used(entry, capacity) <= 1.0:
-            return 0
-        return 1 if entry.work <= _SIMILAR * self.usual_work else kept
+        express = self._kept(self._policy.express, capacity)
+        if express and entry.work <= _SIMILAR * self.usual_work:
+            express = 1
+        return max(express, self._reach.kept_from(entry, now, capacity / self._weights))
 
     def by_class_and_flow(self) -> dict[tuple[PriorityClass, str], int]:
         return dict(self._by_class_and_flow)
 
-    def _count(self, entry: Entry, choices: int) -> None:
+    def _count(self, entry: Entry, choices: int, now: float) -> None:
         """Flows without any are forgotten."""
         _add(self._by_flow, entry.flow, choices)
-        _add(self._by_class_and_flow, (entry.priority_class, entry.flow), choices)
+        key = entry.priority_class, entry.flow
+        _add(self._by_class_and_flow, key, choices)
+        self._reach.changed(entry, self._by_class_and_flow.get(key, 0), now)
 
     @staticmethod
     def _kept(share: float, capacity: int) -> int:

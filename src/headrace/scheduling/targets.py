@@ -8,8 +8,9 @@ would refuse, by a target of two seconds, nearly all that it can serve. So with 
 where the turnover is what this machine needs to replace a full batch by another: the time to
 prefill as many typical prompts as it runs at once, or the time a choice stays, if that is longer.
 Clients that each send one request and wait for it then never wait longer than their number
-divided by the running cap, in turnovers; the standard class is refused beyond some eight times the
-cap.
+divided by the running cap, in turnovers; so with a patience of four the standard class is refused
+beyond some four times the cap. More urgent classes are refused sooner: who asks for a prompt answer
+would rather know at once.
 Until the machine has been measured nothing is late and nothing refused by prediction; the hard
 limits on the queue always hold. Operators who set absolute targets get exactly these. Slack and
 guards stay as they are: they say who goes first, not who is refused.

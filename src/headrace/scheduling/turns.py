@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from headrace.core.request import PriorityClass
@@ -65,19 +66,25 @@ class Turns:
                 guarded.by_guard = True
                 return guarded
             served = guarded.priority_class
-        for _, priority_class, entry in heads:
+        for _, priority_class, best in heads:
             if priority_class >= served:
                 continue
+            entry = best
+            if not books.slots.favoured(best, capacity):
+                entry = self._favoured(priority_class, now, capacity) or best
             if self._may_go(entry, now, capacity):
                 return entry
             if entry.choices > 1:
                 served = priority_class  # nobody takes what a wide one waits for
-            elif books.slots.room(priority_class, now, capacity, express=True) and not (
-                books.slots.favoured(entry, capacity)
-            ):
-                for other in books.queues[priority_class].little_served(_ALTERNATIVES):
-                    if books.slots.favoured(other, capacity) and self._may_go(other, now, capacity):
-                        return other
+        return None
+
+    def _favoured(self, priority_class: PriorityClass, now: float, capacity: int) -> Entry | None:
+        """Of flows that were served little, one that fills less than its share of the slots: it
+        goes before those that fill more, however long they have waited."""
+        books = self._books
+        for other in books.queues[priority_class].little_served(_ALTERNATIVES):
+            if books.slots.favoured(other, capacity) and self._may_go(other, now, capacity):
+                return other
         return None
 
     def _heads(self, now: float, is_open: list[bool]) -> list[tuple[float, PriorityClass, Entry]]:
@@ -120,7 +127,8 @@ class Turns:
         speed, policy = self._books.speed, self._books.policy
         if entry.priority_class is PriorityClass.SYSTEM or not speed.reports_steps:
             return True
-        count, ahead = self._books.prefills.ahead_of(entry.priority_class, entry.tokens)
+        tokens = entry.tokens if policy.shortest_first else math.inf
+        count, ahead = self._books.prefills.ahead_of(entry.priority_class, tokens)
         if count < policy.partials or speed.prefill_rate is None:
             return True
         return ahead < speed.prefill_rate * max(policy.prefill_ahead_s, 2.0 * speed.step_s)

@@ -70,6 +70,9 @@ class SchedulingFamilies:
         self.cost_model_error = gauge(
             "cost_model_error", "Mean relative error of predicted step times; 0.1 is ten percent."
         )
+        self.ttft_target_s = gauge(
+            "ttft_target_seconds", "Time to the first token that a request may take as of now.", own
+        )
         self.itl_target_s = gauge(
             "itl_target_seconds", "Gap between tokens that the step sizes aim at."
         )
@@ -137,6 +140,10 @@ class SchedulingMetrics:
     def set_taken_back(self, *, revoked: int, preempted: int) -> None:
         self._revoked.set(revoked)
         self._preemptions.set(preempted)
+
+    def set_ttft_targets(self, seconds: Sequence[float | None]) -> None:
+        for c in PriorityClass:
+            self._set(self._families.ttft_target_s, seconds[c], c.name.lower())
 
     def set_fairness(self, jain: float | None) -> None:
         self._set(self._families.jain, jain)
