@@ -23,7 +23,7 @@ ALLOWED = {
     "backends": {"core", "config", "engine"},
     "engine": {"core"},
     "gateway": {"core", "config", "telemetry", "caching", "scheduling", "backends"},
-    "api": {"core", "config", "telemetry", "gateway", "backends.base"},
+    "api": {"core", "config", "telemetry", "gateway", "backends.base", "caching"},
 }
 ENGINE_EXTRA = ("torch", "tokenizers", "gguf", "safetensors", "jinja2", "huggingface_hub", "numpy")
 

@@ -17,11 +17,13 @@ from pydantic import (
     ConfigDict,
     Field,
     SecretStr,
+    field_validator,
     model_validator,
 )
 
 __all__ = [
     "TENANT_NAME",
+    "CachingSettings",
     "CorsSettings",
     "EngineSettings",
     "KeySettings",
@@ -35,6 +37,7 @@ __all__ = [
     "parse_size",
 ]
 
+_LEAST_SECRET = 16
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b?)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -236,6 +239,35 @@ class SchedulingSettings(_Section):
     """Whether running work gives way where a more urgent class would miss its target."""
 
 
+class CachingSettings(_Section):
+    """Answers kept for the next one who asks the same; see docs/caching.md. Times in seconds."""
+
+    enabled: bool = True
+    """Whether complete answers of greedy and seeded requests are kept and shared."""
+    memory: Size = 64 * 1024 * 1024
+    """Bytes of this process's memory for answers."""
+    ttl: Seconds = 86_400.0
+    """How long an answer is kept, from when it was computed; a caller may only ask for less."""
+    samples: Annotated[int, Field(ge=0, le=64)] = 0
+    """Of a request whose answer is drawn by chance so many answers are kept and one of them is
+    given; 0 keeps none."""
+    coalesce: Literal["deterministic", "all", "off"] = "deterministic"
+    """Which requests share one generation with an equal one that is under way: greedy and seeded
+    ones, those drawn by chance too, or none."""
+    tool_calls: bool = False
+    """Whether answers that call tools are kept."""
+    secret: SecretStr | None = None
+    """What the names of entries are made with; 16 characters or more, the same for all servers
+    that share a disk or a Redis."""
+
+    @field_validator("secret")
+    @classmethod
+    def _long_enough(cls, secret: SecretStr | None) -> SecretStr | None:
+        if secret is not None and len(secret.get_secret_value().encode()) < _LEAST_SECRET:
+            raise ValueError(f"a secret of at least {_LEAST_SECRET} characters")
+        return secret
+
+
 class LogSettings(_Section):
     """Logging. Prompts and answers are never logged."""
 
@@ -252,6 +284,7 @@ class Settings(_Section):
     engine: EngineSettings = EngineSettings()
     limits: LimitSettings = LimitSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
+    caching: CachingSettings = CachingSettings()
     keys: KeySettings = KeySettings()
     tenants: tuple[TenantSettings, ...] = ()
     """Tables of their own, [[tenants]] each; see docs/scheduling.md."""

@@ -204,7 +204,8 @@ async def test_docs_show_what_bodies_are_made_of() -> None:
             for path in spec["paths"].values()
             for operation in path.values()
         ]
-        assert len(operations) == len(set(operations)) == 14
+        assert len(operations) == len(set(operations))
+        assert {"create_chat_completion", "cache_stats"} <= set(operations)
 
 
 async def test_the_app_serves_while_the_gateway_starts() -> None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 
 from headrace.backends.base import Capabilities
@@ -15,15 +14,13 @@ from headrace.core.clock import VirtualClock
 from headrace.core.errors import (
     BackendFailed,
     BackendUnavailable,
-    HeadraceError,
     InvalidRequest,
     ModelNotFound,
-    Overloaded,
     UnsupportedField,
 )
-from headrace.core.events import Delta, Event, Finish, Start, Timings, Usage
+from headrace.core.events import Delta, Finish, Start, Timings, Usage
 from headrace.core.health import State
-from headrace.core.request import Endpoint, Message, PriorityClass, Request
+from headrace.core.request import Endpoint, Message, PriorityClass
 from headrace.gateway import DEFAULT_TENANT, Gateway, Tenant
 from support.backend import CharacterCodec, FakeBackend, request
 from support.gateway import Client, assert_nothing_left, outcomes, quiet, small_gateway
@@ -356,63 +353,6 @@ async def test_tokenize_and_back(gateway: Gateway) -> None:
         await gateway.detokenize(DEFAULT_TENANT, "nope", [1])
 
 
-class OneAnswer:
-    """A cache that holds an answer for the prompt `hit`, and records all others."""
-
-    def __init__(self) -> None:
-        self.added: list[Event] = []
-        self.committed = 0
-        self.closed = False
-        self.asked: list[Request] = []
-
-    async def lookup(self, request: Request) -> AsyncIterator[Event] | None:
-        self.asked.append(request)
-        return self._stored() if request.prompt == "hit" else None
-
-    async def _stored(self) -> AsyncIterator[Event]:
-        try:
-            yield Start("fake", "cache", 4, 4, "memory")
-            yield Delta(0, "kept", (1, 2))
-            yield Usage(4, 2, 4)
-        finally:
-            self.closed = True
-
-    def record(self, request: Request) -> OneAnswer | None:
-        return None if request.prompt == "secret" else self
-
-    def add(self, event: Event) -> None:
-        self.added.append(event)
-
-    def commit(self) -> None:
-        self.committed += 1
-
-
-async def test_a_hit_is_served_at_overload_and_while_the_backend_is_away(
-    backend: FakeBackend, clock: VirtualClock
-) -> None:
-    cache = OneAnswer()
-    gateway = small_gateway(backend, clock, cache=cache)
-    crowd = [Client(gateway, request((1, 2))) for _ in range(7)]
-    await quiet()
-    backend.state = State.RESTARTING
-    hit = Client(gateway, request("hit"))
-    await hit.done()
-    assert isinstance(crowd[6].error, Overloaded)
-    assert [type(event) for event in hit.events] == [Start, Delta, Usage]
-    assert cache.closed
-    for client in crowd:
-        await client.leave()
-    assert cache.committed == 0
-    assert_nothing_left(gateway, backend)
-    await gateway.close()
-
-
-def untimed(event: Event) -> Event:
-    if isinstance(event, Start):
-        return msgspec.structs.replace(event, queue_s=None)
-    return msgspec.structs.replace(event, timings=None) if isinstance(event, Usage) else event
-
-
 async def test_the_answer_tells_where_its_time_went(
     backend: FakeBackend, clock: VirtualClock
 ) -> None:
@@ -435,27 +375,4 @@ async def test_the_answer_tells_where_its_time_went(
     assert isinstance(end, Usage)
     assert start.queue_s == 0.0
     assert end.timings == Timings(queue_s=0.0, prefill_s=5.0, decode_s=4.0, total_s=9.0)
-    await gateway.close()
-
-
-async def test_only_complete_answers_are_kept(backend: FakeBackend, clock: VirtualClock) -> None:
-    cache = OneAnswer()
-    gateway = small_gateway(backend, clock, cache=cache)
-    backend.auto = True
-    whole = Client(gateway, request("whole"))
-    await whole.done()
-    assert cache.committed == 1
-    assert cache.added == [untimed(event) for event in whole.events]
-    assert cache.asked[0].tenant == "default"
-
-    await Client(gateway, request("secret")).done()
-    backend.auto = False
-    for end in (BackendFailed("x"), StopAsyncIteration(), ValueError()):
-        client = Client(gateway, request("broken"))
-        await quiet()
-        backend.calls[-1].start()
-        backend.calls[-1].say(end)
-        await client.done()
-        assert isinstance(client.error, HeadraceError)
-    assert cache.committed == 1
     await gateway.close()

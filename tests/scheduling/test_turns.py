@@ -343,7 +343,7 @@ def test_who_fills_less_than_its_share_goes_before_the_older_requests_of_who_fil
 
 def test_prompts_are_handed_over_in_order_where_the_backend_computes_them_so() -> None:
     for shortest_first in (True, False):
-        policy = replace(POLICY, partials=1, prefill_ahead_s=0.0, shortest_first=shortest_first)
+        policy = replace(POLICY, partials=1, prefill_ahead_s=0.1, shortest_first=shortest_first)
         front = Front(policy, capacity=8)
         front.heart.books.speed.reports_steps = True
         front.come(prompt=20_000)

@@ -18,6 +18,7 @@ from headrace.api import create_app
 from headrace.api.server import uvicorn_config
 from headrace.backends.script import Line, Script, pieces
 from headrace.backends.scripted import ScriptedBackend
+from headrace.caching import ResponseCache
 from headrace.config import Settings
 from headrace.core.clock import Clock, SystemClock
 from headrace.gateway import Gateway
@@ -57,6 +58,7 @@ async def site(
     server: Mapping[str, Any] | None = None,
     limits: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
+    cache: ResponseCache | None = None,
     started: bool = True,
     kind: type[Gateway] = Gateway,
     address: tuple[str, int] = ("127.0.0.1", 123),
@@ -68,7 +70,7 @@ async def site(
         backend = ScriptedBackend(backend)
     clock = clock or SystemClock()
     settings = Settings.model_validate({"server": server or {}, "limits": limits or {}})
-    gateway = kind([backend], settings, clock=clock, metrics=Metrics())
+    gateway = kind([backend], settings, clock=clock, metrics=Metrics(), cache=cache)
     app = create_app(gateway, settings, clock=clock, version="1", manage_gateway=False)
     if started:
         await gateway.start()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import Sequence
 from typing import Any
 
 import anyio
 from prometheus_client.parser import text_string_to_metric_families
 
-from headrace.caching import ResponseCache
+from headrace.caching import CachePolicy, KeyMaker, MemoryTier, ResponseCache
 from headrace.config import LimitSettings, ServerSettings, Settings
 from headrace.core.clock import Clock
 from headrace.core.events import Event
@@ -34,6 +35,18 @@ def small_gateway(
     settings = Settings(limits=LimitSettings(max_queue=max_queue), server=server)
     backends = [backend] if isinstance(backend, FakeBackend) else backend
     return Gateway(backends, settings, clock=clock, metrics=Metrics(), cache=cache)
+
+
+def small_cache(clock: Clock, policy: CachePolicy | None = None, **more: Any) -> ResponseCache:
+    """A megabyte of memory and whatever `more` says."""
+    return ResponseCache(
+        MemoryTier(1 << 20, clock),
+        KeyMaker(b"a secret of the tests"),
+        policy or CachePolicy(),
+        clock=clock,
+        rng=random.Random(1),
+        **more,
+    )
 
 
 class Client:

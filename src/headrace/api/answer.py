@@ -12,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from headrace.api.base import Context, Gateway, context_of, tenant_of
+from headrace.api.cache_control import cache_headers
 from headrace.api.durations import server_timing
 from headrace.api.fold import Answer, fold
 from headrace.api.frames import Frames, ReplyHead, StreamShape
@@ -89,6 +90,7 @@ async def answer(
         content = _render(style, head, whole, top_logprobs)
     response = Response(content, media_type="application/json")
     response.raw_headers.append((b"server-timing", server_timing(whole.usage)))
+    response.raw_headers.extend(cache_headers(whole.cache))
     return response
 
 

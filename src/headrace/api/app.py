@@ -11,8 +11,9 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
-from headrace.api import chat, completions, models, probes, scheduling, tokenize
+from headrace.api import caching, chat, completions, models, probes, scheduling, tokenize
 from headrace.api.base import Context, Gateway
+from headrace.api.cache_control import CACHE_HEADERS
 from headrace.api.errors import install_error_handlers
 from headrace.api.generation import LIMIT_HEADERS, GenerationCalls
 from headrace.api.middleware import BodyLimit, KeyCheck, RequestFrame
@@ -30,6 +31,7 @@ _EXPOSED = (
     "retry-after-ms",
     "server-timing",
     *LIMIT_HEADERS,
+    *CACHE_HEADERS,
 )
 
 
@@ -74,7 +76,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(gateway, settings, clock, entropy)
-    for room in (chat, completions, models, tokenize, probes, scheduling):
+    for room in (chat, completions, models, tokenize, probes, scheduling, caching):
         app.include_router(room.router)
     install_error_handlers(app)
 

@@ -120,6 +120,27 @@ class Gateway(Protocol):
         """The last steps' decisions, oldest first, as JSON knows them."""
         ...
 
+    def cache_stats(self) -> Mapping[str, object]:
+        """Of the response cache, as JSON knows it. Raises NotFound where there is none."""
+        ...
+
+    def invalidate_cache(
+        self,
+        tenant: str | None = None,
+        model: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """Forgets the stored answers of all that is given. Raises InvalidRequest, NotFound."""
+        ...
+
+    def forget_cached(self, entry: bytes) -> None:
+        """Raises NotFound where there is no cache."""
+        ...
+
+    def judge_cached(self, pair: str, *, good: bool) -> bool:
+        """A caller's word on two questions taken for the same; False if they are not known."""
+        ...
+
     def exposition(self) -> bytes:
         """All metrics, as telemetry.EXPOSITION_TYPE."""
         ...

@@ -10,7 +10,16 @@ from headrace.api.durations import timings_object
 from headrace.api.frames import ReplyHead, usage_object
 from headrace.api.logprobs import LegacyLogprobs, chat_entries
 from headrace.core.errors import BackendFailed
-from headrace.core.events import Delta, Event, Finish, FinishReason, TokenLogprob, Usage
+from headrace.core.events import (
+    CacheNote,
+    Delta,
+    Event,
+    Finish,
+    FinishReason,
+    Start,
+    TokenLogprob,
+    Usage,
+)
 
 __all__ = ["Answer", "chat_reply", "completion_reply", "fold"]
 
@@ -35,12 +44,14 @@ class Answer:
 
     choices: tuple[Choice, ...]
     usage: Usage
+    cache: CacheNote | None = None
 
 
 async def fold(events: AsyncIterator[Event], choices: int) -> Answer:
     """Raises what the events raise, and BackendFailed for a stream that is cut short."""
     found = tuple(Choice() for _ in range(choices))
     usage: Usage | None = None
+    cache: CacheNote | None = None
     async for event in events:
         if isinstance(event, Delta):
             choice = found[event.index]
@@ -51,9 +62,11 @@ async def fold(events: AsyncIterator[Event], choices: int) -> Answer:
             found[event.index].stop = event.stop
         elif isinstance(event, Usage):
             usage = event
+        elif isinstance(event, Start):
+            cache = event.cache
     if usage is None or any(choice.reason is None for choice in found):
         raise BackendFailed("The backend ended the answer before all choices were complete.")
-    return Answer(found, usage)
+    return Answer(found, usage, cache)
 
 
 def chat_reply(head: ReplyHead, answer: Answer, top_logprobs: int | None) -> dict[str, Any]:

@@ -7,10 +7,11 @@ from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
 from contextlib import aclosing
 from typing import cast
 
-from headrace.core.events import Delta, Event, Finish, Start, Timings, Usage
+from headrace.core.events import CacheNote, Delta, Event, Finish, Start, Timings, Usage
 
 __all__ = ["closing", "merge"]
 
+_FAVOUR = ("hit", "coalesced", "miss", "bypass")
 _HELD = 64
 """With more events than this not yet taken by the reader, the prompts wait."""
 
@@ -108,15 +109,22 @@ def _moved(event: Delta | Finish, by: int) -> Delta | Finish:
 
 
 def _joint_start(starts: Sequence[Start]) -> Start:
-    tiers = {start.cache_tier for start in starts}
     return Start(
         model=starts[0].model,
         backend=starts[0].backend,
         prompt_tokens=sum(start.prompt_tokens for start in starts),
         cached_tokens=sum(start.cached_tokens for start in starts),
-        cache_tier=tiers.pop() if len(tiers) == 1 else None,
+        cache=_joint_note([start.cache for start in starts]),
         queue_s=_last(start.queue_s for start in starts),
     )
+
+
+def _joint_note(notes: Sequence[CacheNote | None]) -> CacheNote | None:
+    """The least favourable one: a call is a hit only if each of its prompts is."""
+    known = [note for note in notes if note is not None]
+    if len(known) < len(notes):
+        return None
+    return max(known, key=lambda note: _FAVOUR.index(note.status))
 
 
 def _joint_usage(usages: Sequence[Usage]) -> Usage:

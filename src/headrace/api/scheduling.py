@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ipaddress
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,17 +11,14 @@ from fastapi import APIRouter
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from headrace.api.base import Context, context_of, tenant_of
+from headrace.api.access import require_admin, require_operator
+from headrace.api.base import context_of, tenant_of
 from headrace.api.body import read_object
 from headrace.api.openapi import any_object, refusals
-from headrace.core.errors import PermissionDenied, Unauthorized
 
 __all__ = ["router"]
 
 router = APIRouter(tags=["scheduling"])
-
-_FORWARDED = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via")
-"""Headers of proxies: with one of them, who is at the other end is anybody's guess."""
 
 
 @router.get(
@@ -49,10 +45,8 @@ async def queue(http: HttpRequest) -> Response:
 )
 async def get_config(http: HttpRequest) -> Response:
     """For an admin's key; open where there are no keys."""
-    context = context_of(http)
-    if _guarded(context):
-        _require_admin(http)
-    return _json(context.gateway.scheduling_config())
+    require_admin(http)
+    return _json(context_of(http).gateway.scheduling_config())
 
 
 @router.patch(
@@ -66,13 +60,9 @@ async def get_config(http: HttpRequest) -> Response:
 async def patch_config(http: HttpRequest) -> Response:
     """All of the changes are made, or none. Answers with the settings that then hold. For an
     admin's key; where there are no keys, for clients on the server's own machine."""
-    context = context_of(http)
-    if _guarded(context):
-        _require_admin(http)
-    else:
-        _require_local(http)
+    require_operator(http)
     changes = await read_object(http)
-    return _json(context.gateway.configure_scheduling(changes))
+    return _json(context_of(http).gateway.configure_scheduling(changes))
 
 
 @router.get(
@@ -84,55 +74,8 @@ async def patch_config(http: HttpRequest) -> Response:
 )
 async def trace(http: HttpRequest) -> Response:
     """For an admin's key; open where there are no keys."""
-    context = context_of(http)
-    if _guarded(context):
-        _require_admin(http)
-    return _json({"steps": context.gateway.scheduling_trace()})
-
-
-def _guarded(context: Context) -> bool:
-    """Whether there are keys, which is to say whether nobody gets in without one."""
-    try:
-        context.gateway.authenticate(None)
-    except Unauthorized:
-        return True
-    return False
-
-
-def _require_admin(http: HttpRequest) -> None:
-    if not tenant_of(http).admin:
-        raise PermissionDenied("This needs the key of an admin.")
-
-
-def _require_local(http: HttpRequest) -> None:
-    """A proxy beside the server makes everyone's address a local one, and a web page may have its
-    own name point here; so neither a proxy's header nor a foreign host name may be there."""
-    client = http.client
-    if (
-        client is None
-        or not _is_loopback(client.host)
-        or any(name in http.headers for name in _FORWARDED)
-        or not _is_local_host(http.headers.get("host", ""))
-    ):
-        raise PermissionDenied(
-            "Without API keys only clients on the server's own machine may change its settings."
-        )
-
-
-def _is_local_host(host: str) -> bool:
-    """The Host header names this machine; its port does not matter."""
-    name = host[1:].partition("]")[0] if host.startswith("[") else host.partition(":")[0]
-    return name.lower() == "localhost" or _is_loopback(name)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    if isinstance(found, ipaddress.IPv6Address) and found.ipv4_mapped is not None:
-        return found.ipv4_mapped.is_loopback
-    return found.is_loopback
+    require_admin(http)
+    return _json({"steps": context_of(http).gateway.scheduling_trace()})
 
 
 def _json(payload: Mapping[str, Any]) -> Response:

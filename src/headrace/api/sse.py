@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
+from headrace.api.cache_control import cache_headers
 from headrace.api.durations import server_timing
 from headrace.api.errors import error_body, internal_error
 from headrace.api.frames import Frames
@@ -134,7 +135,8 @@ class EventStream(Response):
         self._started = True
         headers = self.raw_headers
         if isinstance(event, Start):
-            headers = [*headers, (b"server-timing", server_timing(event))]
+            timing = (b"server-timing", server_timing(event))
+            headers = [*headers, timing, *cache_headers(event.cache)]
         await self._send(send, {"type": "http.response.start", "status": 200, "headers": headers})
 
     async def _fail(self, send: Send, error: Exception) -> None:

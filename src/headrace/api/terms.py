@@ -10,7 +10,9 @@ import re
 
 from starlette.requests import Request as HttpRequest
 
+from headrace.api.cache_control import CACHE_REQUEST_HEADERS, controls_of
 from headrace.api.schemas import MAX_TIMEOUT_S, GenerationBody
+from headrace.caching import NO_CONTROLS
 from headrace.core.errors import InvalidRequest
 from headrace.gateway.claims import Terms
 
@@ -26,6 +28,7 @@ TERM_HEADERS = {
     FAIRNESS_ID: "On whose behalf a trusted key asks; shares are kept apart by it",
     TIMEOUT: "Seconds from arrival after which nobody wants the answer; of this and the field "
     "`timeout` the shorter one counts",
+    **CACHE_REQUEST_HEADERS,
 }
 """What each header says."""
 
@@ -41,6 +44,7 @@ def terms_of(http: HttpRequest, body: GenerationBody) -> Terms:
         objective=_word(http, OBJECTIVE),
         fairness_id=_word(http, FAIRNESS_ID),
         timeout_s=_sooner(_seconds(http), body.timeout),
+        cache=controls_of(http) or NO_CONTROLS,
     )
 
 

@@ -2,6 +2,23 @@
 
 from __future__ import annotations
 
-from headrace.caching.base import Recorder, ResponseCache
+from headrace.caching.cache import CacheCounters, Found, Question, Recorder, ResponseCache
+from headrace.caching.epochs import Epochs, Scope
+from headrace.caching.key import KeyMaker
+from headrace.caching.memory import MemoryTier
+from headrace.caching.policy import NO_CONTROLS, CachePolicy, Controls
 
-__all__ = ["Recorder", "ResponseCache"]
+__all__ = [
+    "NO_CONTROLS",
+    "CacheCounters",
+    "CachePolicy",
+    "Controls",
+    "Epochs",
+    "Found",
+    "KeyMaker",
+    "MemoryTier",
+    "Question",
+    "Recorder",
+    "ResponseCache",
+    "Scope",
+]

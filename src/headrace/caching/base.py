@@ -1,40 +1,136 @@
-"""The seam at which answers are looked up and kept."""
+"""The seams of caching: tiers that keep entries, and what replicas tell each other."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from typing import Protocol
 
-from headrace.core.events import Event
-from headrace.core.request import Request
+from headrace.caching.entry import Entry
 
-__all__ = ["Recorder", "ResponseCache"]
-
-
-class Recorder(Protocol):
-    """Keeps one answer while it streams by. Dropped without `commit`, it keeps nothing."""
-
-    def add(self, event: Event) -> None:
-        """Called with every event, in order, before the client has it. Never raises."""
-        ...
-
-    def commit(self) -> None:
-        """The answer is complete: store it, in the background where that takes time."""
-        ...
+__all__ = ["Bulletin", "Handler", "Leases", "Match", "Semantic", "Tier", "TierStats"]
 
 
-class ResponseCache(Protocol):
-    """Stored answers, as the streams they were. Methods run on the event loop.
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """A tier as of now. `healthy` false: it is being passed by. Counts are since the start."""
 
-    A cache that is broken or slow is a miss, never an error. What may be stored or reused for
-    whom is the cache's own decision, from the request alone: its tenant is already set, its
-    prompt is not tokenised yet.
+    entries: int | None
+    bytes: int | None
+    healthy: bool = True
+    hits: int = 0
+    misses: int = 0
+    stores: int = 0
+    evictions: int = 0
+    failures: int = 0
+    dropped: int = 0
+    """Writes given up because too many were waiting or the tier was unhealthy."""
+
+
+class Tier(Protocol):
+    """One place where entries are kept, by 32-byte keys that tell nothing of what they stand for.
+
+    Methods are called on one event loop and neither block it nor raise: a broken, slow or full
+    tier is a miss, and a write may be lost. An entry past its `expires` is never returned.
     """
 
-    async def lookup(self, request: Request) -> AsyncIterator[Event] | None:
-        """The stored stream, whose Start names the cache tier, or None."""
+    @property
+    def name(self) -> str: ...
+
+    async def start(self) -> None:
+        """Returns soon, whether or not the tier can be reached."""
         ...
 
-    def record(self, request: Request) -> Recorder | None:
-        """A recorder for the answer about to be computed, or None if it is not to be kept."""
+    async def get(self, key: bytes) -> Entry | None:
+        """Within the tier's own time limit."""
+        ...
+
+    def put(self, key: bytes, entry: Entry) -> None:
+        """Written behind, overwriting what is there."""
+        ...
+
+    def remove(self, key: bytes) -> None: ...
+
+    def stats(self) -> TierStats: ...
+
+    async def close(self) -> None:
+        """Writes what still waits, within a second or two. Idempotent."""
+        ...
+
+
+Handler = Callable[[bytes], None]
+
+
+class Bulletin(Protocol):
+    """A log of changes that every replica writes and reads, in the same order for all.
+
+    Messages published while it cannot be reached are kept, up to a number, and sent later.
+    """
+
+    def publish(self, kind: str, message: bytes) -> None:
+        """Never blocks, never raises."""
+        ...
+
+    def subscribe(self, kind: str, handler: Handler) -> None:
+        """`handler` gets each message of this kind, the replica's own ones too, on the loop."""
+        ...
+
+    def on_gap(self, handler: Callable[[], None]) -> None:
+        """Called after messages were missed, or may have been."""
+        ...
+
+
+class Leases(Protocol):
+    """Who of several replicas computes an answer. Unreachable: everybody may."""
+
+    async def take(self, key: bytes, ttl_s: float) -> Callable[[], Awaitable[None]] | None:
+        """What gives the lease back, or None if another replica holds it. Within the tier's time
+        limit; a lease that cannot be had for any other reason is granted."""
+        ...
+
+    async def held(self, key: bytes) -> bool:
+        """Whether somebody computes it now; False if that cannot be told."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Match:
+    """A stored answer to another question that means the same: the entry's key, the cosine of the
+    two questions, the probability that the answer is right for both, and its lower bound."""
+
+    key: bytes
+    similarity: float
+    probability: float
+    lower: float
+    pair: str
+    """Names the two questions, for feedback."""
+
+
+class Semantic(Protocol):
+    """Stored questions, found by meaning. All but `find` return at once; nothing raises."""
+
+    def serves(self, owner: str, model: str) -> bool:
+        """Whether the operator allows it for them."""
+        ...
+
+    async def find(
+        self, partition: bytes, text: str, *, min_similarity: float | None = None
+    ) -> Match | None:
+        """Within a deadline of its own."""
+        ...
+
+    def learn(self, partition: bytes, text: str, key: bytes, expires: float) -> None:
+        """The answer to `text` is stored under `key` until `expires`, in Unix time."""
+        ...
+
+    def forget(self, key: bytes) -> None:
+        """There is no entry of this key any more."""
+        ...
+
+    def feedback(self, pair: str, *, good: bool) -> bool:
+        """Somebody's word on two questions taken for the same; False if they are not known."""
+        ...
+
+    def report(self) -> Mapping[str, object]:
+        """What it did and how well, as JSON knows it."""
         ...

@@ -18,6 +18,7 @@ from headrace import __version__
 from headrace.api import create_app
 from headrace.api.server import uvicorn_config
 from headrace.cli.banner import banner, exposed_warning, url_of
+from headrace.cli.caches import response_cache
 from headrace.cli.embedded import EmbeddedEngine, ModelNotFetched
 from headrace.cli.progress import StageReporter
 from headrace.core.clock import SystemClock
@@ -102,7 +103,14 @@ def run_embedded(
     settings = loaded.settings
     engine = EmbeddedEngine(source, settings.engine, clock=clock, metrics=metrics)
     keys = KeyStore(settings.keys.file, clock)
-    gateway = Gateway([engine], settings, clock=clock, metrics=metrics, keys=keys)
+    gateway = Gateway(
+        [engine],
+        settings,
+        clock=clock,
+        metrics=metrics,
+        cache=response_cache(settings.caching, clock),
+        keys=keys,
+    )
     app = create_app(gateway, settings, clock=clock, version=__version__, manage_gateway=False)
     url = url_of(settings.server.host, sock.getsockname()[1])
     name = settings.engine.served_name or source.served_name

@@ -16,6 +16,7 @@ __all__ = [
     "InvalidRequest",
     "MethodNotAllowed",
     "ModelNotFound",
+    "NotCached",
     "NotFound",
     "Overloaded",
     "PayloadTooLarge",
@@ -161,3 +162,11 @@ class DeadlineExceeded(HeadraceError):
     status = 504
     type = "timeout_error"
     code = "deadline_exceeded"
+
+
+class NotCached(HeadraceError):
+    """The caller wants a stored answer or none (only-if-cached, RFC 9111 section 5.2.1.7)."""
+
+    status = 504
+    type = "invalid_request_error"
+    code = "not_cached"

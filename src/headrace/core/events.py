@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 __all__ = [
+    "CacheNote",
     "Delta",
     "Event",
     "Finish",
@@ -52,17 +53,31 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
     total_s: float
 
 
+class CacheNote(msgspec.Struct, frozen=True, gc=False):
+    """What the response cache had to do with an answer. `status` is hit, miss, coalesced (it is
+    being computed for somebody else too) or bypass; the rest is known of hits. `entry` names what
+    is stored, `pair` the two questions that were taken for the same."""
+
+    status: str
+    tier: str | None = None
+    entry: str | None = None
+    age_s: float | None = None
+    ttl_s: float | None = None
+    similarity: float | None = None
+    pair: str | None = None
+
+
 class Start(msgspec.Struct, frozen=True, gc=False, tag="start"):
     """The request is accepted and being computed: from here on the HTTP status is 200.
 
-    `queue_s` is the time from arrival to its turn, set by the gateway.
+    `queue_s` is the time from arrival to its turn; it and `cache` are set by the gateway.
     """
 
     model: str
     backend: str
     prompt_tokens: int
     cached_tokens: int = 0
-    cache_tier: str | None = None
+    cache: CacheNote | None = None
     queue_s: float | None = None
 
 

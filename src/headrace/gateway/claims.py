@@ -7,6 +7,7 @@ import re
 from collections import OrderedDict
 from dataclasses import dataclass, replace
 
+from headrace.caching import NO_CONTROLS, Controls
 from headrace.core.clock import Clock
 from headrace.core.errors import InvalidRequest
 from headrace.core.request import PriorityClass
@@ -30,7 +31,8 @@ class Terms:
 
     `priority` is the body's field, in vLLM's direction. `x_priority`, `objective` and
     `fairness_id` are the headers X-Priority, x-gateway-inference-objective and
-    x-gateway-inference-fairness-id. `timeout_s` counts from arrival.
+    x-gateway-inference-fairness-id. `timeout_s` counts from arrival. `cache` is what is asked of
+    the response cache.
     """
 
     priority: int = 0
@@ -38,6 +40,7 @@ class Terms:
     objective: str | None = None
     fairness_id: str | None = None
     timeout_s: float | None = None
+    cache: Controls = NO_CONTROLS
 
 
 def claim(tenant: Tenant, terms: Terms, arrival: float) -> Claim:

@@ -10,34 +10,40 @@ from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from typing import cast
 
 from headrace.backends.base import Backend, ModelCard
-from headrace.caching import Recorder, ResponseCache
+from headrace.caching import ResponseCache, Scope
 from headrace.config import Settings
 from headrace.core.clock import Clock
 from headrace.core.codec import TextCodec
-from headrace.core.errors import BackendFailed, HeadraceError, InvalidRequest, ShuttingDown
-from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
+from headrace.core.errors import (
+    BackendFailed,
+    HeadraceError,
+    InvalidRequest,
+    NotCached,
+    NotFound,
+    ShuttingDown,
+)
+from headrace.core.events import Event
 from headrace.core.health import Health, State
-from headrace.core.request import Message, PriorityClass, Request
+from headrace.core.request import Message, Request
+from headrace.gateway.answering import Answers, replayed
+from headrace.gateway.cachebook import observe, report
 from headrace.gateway.claims import SubTenants, Terms, claim
-from headrace.gateway.lanes import Lane, Lanes
+from headrace.gateway.computing import Job
+from headrace.gateway.lanes import Lanes
 from headrace.gateway.lifeline import Lifeline
 from headrace.gateway.tenants import KeyRing, KeySource, Tenant
 from headrace.gateway.timing import timed
-from headrace.gateway.tokenising import Tokeniser, cost_of, text_length, tokenised
+from headrace.gateway.tokenising import Tokeniser, text_length
 from headrace.gateway.tuning import Tuning
 from headrace.gateway.validation import (
     check_capabilities,
     check_token_ids,
     check_vocabulary,
-    context_limit,
-    fit,
     vocabulary,
 )
 from headrace.gateway.view import QueueRow
-from headrace.scheduling import Revoked, Ticket
 from headrace.scheduling.quotas import Quotas, RateLimits
 from headrace.telemetry import Metrics, RequestRecord
 
@@ -75,6 +81,9 @@ class Gateway:
         self._tuning = Tuning.of(settings)
         self._lanes = Lanes(backends, self._tuning, clock=clock, rng=rng or random.SystemRandom())
         self._tokeniser = Tokeniser(max_queue)
+        self._answers = Answers(
+            cache, self._quotas, self._tokeniser, clock, enter=self._enter, leave=self._leave
+        )
         self._draining = False
         self._active: set[Lifeline] = set()
         self._idle = asyncio.Event()
@@ -89,8 +98,7 @@ class Gateway:
         cancelling the task that waits for it, ends the request in whatever state it is."""
         record = RequestRecord(request, tenant.name, self._clock, self.metrics)
         life = Lifeline()
-        self._active.add(life)
-        self._idle.clear()
+        self._enter(life)
         try:
             async with AsyncExitStack() as stack:
                 events = await self._open(
@@ -107,9 +115,7 @@ class Gateway:
             record.failed(failure)
             raise failure from None
         finally:
-            self._active.discard(life)
-            if not self._active:
-                self._idle.set()
+            self._leave(life)
             record.close()
 
     async def _open(
@@ -122,69 +128,47 @@ class Gateway:
         record: RequestRecord,
         stack: AsyncExitStack,
     ) -> AsyncIterator[Event]:
-        """The stream of the answer. What it holds is given back when `stack` unwinds."""
+        """The stream of the answer: stored, shared with a twin, or computed. What it holds is given
+        back when `stack` unwinds."""
         self._refuse_while_draining()
         lane, card = self._lanes.route(request.model, tenant.may_use)
         record.routed(card.id)
-        claimed = self._sub_tenants.shared(tenant, claim(tenant, terms, request.arrival))
-        request = replace(request, tenant=tenant.name, priority=int(claimed.priority_class))
+        asked = claim(tenant, terms, request.arrival)
+        request = replace(request, tenant=tenant.name, priority=int(asked.priority_class))
         check_capabilities(request, lane.backend)
         check_vocabulary(request, vocabulary(card, lane.backend))
 
-        recorder = None
+        question = None
         if self._cache is not None:
-            stored = await life.wait(partial(self._cache.lookup, request))
-            if stored is not None:
-                return await stack.enter_async_context(aclosing(_replay(stored, life)))
-            recorder = self._cache.record(request)
+            # Sub-tenants are kept apart here as in the queue.
+            identity = f"{lane.backend.name} {card.revision}"
+            question = self._cache.question(request, asked.flow, card.id, identity, terms.cache)
+            found = self._cache.peek(question)
+            if found is None and question.readable:
+                found = await life.wait(partial(self._cache.find, question))
+            if found is not None:
+                self._quotas.count(tenant.name, tenant.limits)
+                return replayed(found)
+        if terms.cache.only_if_cached:
+            raise NotCached(
+                "No stored answer to this request, and 'only-if-cached' wants no other."
+            )
 
-        lane.require_ready()
-        hold = self._quotas.admit(
-            tenant.name, tenant.limits, request.n, lane.control.expected_tokens(request, claimed)
-        )
-        stack.callback(lambda: hold.settle(record.prompt_tokens + record.completion_tokens))
-        try:
-            ticket = lane.scheduler.admit(request, cost_of(request), claimed, life.interrupt)
-        except HeadraceError:
-            hold.give_back()
-            raise
-        stack.callback(ticket.release)
-        if lane.backend.codec is not None:
-            work = partial(tokenised, request, lane.backend.codec)
-            size = text_length(request.messages or request.prompt)
-            request = await life.wait(partial(self._tokeniser.run, work, size, admitted=True))
-            request = fit(request, context_limit(card, lane.backend))
-            hold.adjust(lane.control.expected_tokens(request, claimed))
-        running = self._run(request, lane, ticket, life, record)
-        answer = running if recorder is None else _tee(running, recorder)
+        job = Job(request, tenant, self._sub_tenants.shared(tenant, asked), lane, card)
+        if question is not None and question.shareable:
+            answer = self._answers.shared(job, question, life, record)
+        else:
+            answer = self._answers.computed(job, question, life, record.turn)
         return await stack.enter_async_context(aclosing(answer))
 
-    async def _run(
-        self, request: Request, lane: Lane, ticket: Ticket, life: Lifeline, record: RequestRecord
-    ) -> AsyncGenerator[Event, None]:
-        """From its turn to its end; after a revoked turn, from the next one."""
-        while True:
-            cost = cost_of(request, lane.control.cached_tokens(request))
-            await life.wait(partial(ticket.turn, cost))
-            lane.require_ready()
-            record.turn(PriorityClass(request.priority))
-            async with _closing(lane.control.generate(request)) as stream:
-                try:
-                    event = await life.wait(stream.__anext__)
-                    ticket.started(event.cached_tokens if isinstance(event, Start) else 0)
-                    while not isinstance(event, Usage):
-                        yield event
-                        event = await life.wait(stream.__anext__)
-                        if isinstance(event, Delta):
-                            ticket.generated(0 if event.prompt else len(event.token_ids))
-                        elif isinstance(event, Finish):
-                            ticket.choice_finished(natural=event.reason is not FinishReason.LENGTH)
-                    yield event
-                except StopAsyncIteration:
-                    raise BackendFailed("The answer broke off. Please send it again.") from None
-                except Revoked:
-                    continue
-                return
+    def _enter(self, life: Lifeline) -> None:
+        self._active.add(life)
+        self._idle.clear()
+
+    def _leave(self, life: Lifeline) -> None:
+        self._active.discard(life)
+        if not self._active:
+            self._idle.set()
 
     def _refuse_while_draining(self) -> None:
         if self._draining:
@@ -268,6 +252,39 @@ class Gateway:
         """The latest steps' sizes and why, oldest first."""
         return [decision for lane in self._lanes for decision in lane.control.trace()]
 
+    # The response cache, and what is undone of it.
+
+    def cache_stats(self) -> dict[str, object]:
+        """As JSON knows it. Raises NotFound where there is no cache."""
+        return report(self._require_cache())
+
+    def invalidate_cache(
+        self,
+        tenant: str | None = None,
+        model: str | None = None,
+        namespace: str | None = None,
+    ) -> None:
+        """Forgets the stored answers of all that is given, or all. Raises InvalidRequest for a
+        namespace without its tenant, or with a model."""
+        cache = self._require_cache()
+        try:
+            scope = Scope(tenant=tenant, model=model, namespace=namespace)
+        except ValueError as error:
+            raise InvalidRequest(f"{error}".capitalize() + ".", param="namespace") from None
+        cache.invalidate(scope)
+
+    def forget_cached(self, entry: bytes) -> None:
+        self._require_cache().forget(entry)
+
+    def judge_cached(self, pair: str, *, good: bool) -> bool:
+        """A caller's word on two questions taken for the same; False if they are not known."""
+        return self._require_cache().feedback(pair, good=good)
+
+    def _require_cache(self) -> ResponseCache:
+        if self._cache is None:
+            raise NotFound("This server keeps no answers; see [caching] in its configuration.")
+        return self._cache
+
     def _codec(self, tenant: Tenant, model: str) -> tuple[TextCodec, int | None]:
         self._refuse_while_draining()
         lane, card = self._lanes.route(model, tenant.may_use)
@@ -284,6 +301,8 @@ class Gateway:
 
     async def start(self) -> None:
         """Returns once every backend is ready. Raises the HeadraceError of one that cannot be."""
+        if self._cache is not None:
+            await self._cache.start()
         await asyncio.gather(*(lane.backend.start() for lane in self._lanes))
 
     @property
@@ -303,6 +322,8 @@ class Gateway:
         """Ends what still runs, and the backends. Idempotent."""
         await self.drain(0.0)
         await asyncio.gather(*(lane.backend.close(0.0) for lane in self._lanes))
+        if self._cache is not None:
+            await self._cache.close()
         self._tokeniser.close()
 
     async def _left_within(self, seconds: float) -> bool:
@@ -323,34 +344,9 @@ class Gateway:
         """All metrics in Prometheus' text format, with gauges as of now."""
         for lane in self._lanes:
             lane.observe(self.metrics, self._clock.wall())
+        if self._cache is not None:
+            observe(self._cache, self.metrics.caching)
         return self.metrics.exposition()
-
-
-async def _replay(stored: AsyncIterator[Event], life: Lifeline) -> AsyncGenerator[Event, None]:
-    async with _closing(stored) as stream:
-        while True:
-            try:
-                event = await life.wait(stream.__anext__)
-            except StopAsyncIteration:
-                return
-            yield event
-
-
-async def _tee(
-    events: AsyncGenerator[Event, None], recorder: Recorder
-) -> AsyncGenerator[Event, None]:
-    """Passes an answer on and keeps it, if it comes to its end."""
-    async with aclosing(events):
-        async for event in events:
-            recorder.add(event)
-            if isinstance(event, Usage):
-                recorder.commit()
-            yield event
-
-
-def _closing(stream: AsyncIterator[Event]) -> aclosing[AsyncGenerator[Event, None]]:
-    """Streams are closed to end their work, though AsyncIterator does not say that they can be."""
-    return aclosing(cast("AsyncGenerator[Event, None]", stream))
 
 
 def _failure(request: Request, error: Exception) -> HeadraceError:

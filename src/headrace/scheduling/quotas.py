@@ -157,12 +157,8 @@ class Quotas:
                 retry_after_s=_RETRY_CONCURRENCY_S,
                 reason="concurrency",
             )
-        if account.requests is not None and (wait := account.requests.wait_s(1.0, now)) > 0:
-            raise QuotaExceeded(
-                f"Your limit of {account.requests.rate:g} requests per minute is reached.",
-                retry_after_s=wait,
-                reason="requests_per_minute",
-            )
+        if account.requests is not None:
+            self._check_requests(account.requests, now)
         if account.tokens is not None and (wait := account.tokens.wait_s(tokens, now)) > 0:
             left = max(0, int(account.tokens.level(now)))
             raise QuotaExceeded(
@@ -176,6 +172,16 @@ class Quotas:
         account.concurrency += choices
         self.charge(account, tokens)
         return Hold(self, account, choices, tokens)
+
+    def count(self, tenant: str, limits: TenantLimits) -> None:
+        """One request that costs no computing. Raises QuotaExceeded."""
+        if limits.requests_per_minute is None:
+            return
+        now = self._clock.monotonic()
+        account = self._account(tenant, limits, now)
+        if account.requests is not None:
+            self._check_requests(account.requests, now)
+            account.requests.take(1.0, now)
 
     def charge(self, account: _Account, tokens: float) -> None:
         """Negative gives back."""
@@ -218,6 +224,14 @@ class Quotas:
         account = self._account(tenant, limits, now)
         requests, tokens = _figures(account.requests, now), _figures(account.tokens, now)
         return RateLimits(*requests, *tokens)
+
+    def _check_requests(self, bucket: _Bucket, now: float) -> None:
+        if (wait := bucket.wait_s(1.0, now)) > 0:
+            raise QuotaExceeded(
+                f"Your limit of {bucket.rate:g} requests per minute is reached.",
+                retry_after_s=wait,
+                reason="requests_per_minute",
+            )
 
     def _check_size(self, limits: TenantLimits, choices: int, tokens: float) -> None:
         rate, most = limits.tokens_per_minute, limits.max_concurrency

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from headrace.telemetry.caching import CachingMetrics
 from headrace.telemetry.engine import EngineMetrics
 from headrace.telemetry.logs import configure_logging, log_request
 from headrace.telemetry.metrics import EXPOSITION_TYPE, Metrics, ModelMetrics
@@ -11,6 +12,7 @@ from headrace.telemetry.scheduling import SchedulingMetrics
 
 __all__ = [
     "EXPOSITION_TYPE",
+    "CachingMetrics",
     "EngineMetrics",
     "Metrics",
     "ModelMetrics",

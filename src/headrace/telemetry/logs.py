@@ -48,7 +48,7 @@ def log_request(record: RequestRecord, now: float) -> None:
         "prompt_tokens": record.prompt_tokens,
         "cached_tokens": record.cached_tokens,
         "completion_tokens": record.completion_tokens,
-        "cache_tier": record.cache_tier,
+        "cache": None if record.cache is None else record.cache.tier or record.cache.status,
     }
     for name, at in (
         ("queue_ms", record.dispatched),

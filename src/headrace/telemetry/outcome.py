@@ -11,6 +11,7 @@ from headrace.core.errors import (
     HeadraceError,
     InvalidRequest,
     ModelNotFound,
+    NotCached,
     Overloaded,
     PayloadTooLarge,
     PermissionDenied,
@@ -48,6 +49,7 @@ class Outcome(StrEnum):
     UNAVAILABLE = "refused_unavailable"
     SHUTTING_DOWN = "refused_shutting_down"
     DEADLINE = "refused_deadline"
+    NOT_CACHED = "refused_not_cached"
 
     @classmethod
     def of_refusal(cls, error: HeadraceError) -> Outcome:
@@ -69,4 +71,5 @@ _REFUSALS: tuple[tuple[type[HeadraceError], Outcome], ...] = (
     (BackendUnavailable, Outcome.UNAVAILABLE),
     (ShuttingDown, Outcome.SHUTTING_DOWN),
     (DeadlineExceeded, Outcome.DEADLINE),
+    (NotCached, Outcome.NOT_CACHED),
 )

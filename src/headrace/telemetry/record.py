@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from headrace.core.clock import Clock
 from headrace.core.errors import HeadraceError
-from headrace.core.events import Delta, Event, Finish, FinishReason, Start, Usage
+from headrace.core.events import CacheNote, Delta, Event, Finish, FinishReason, Start, Usage
 from headrace.core.request import PriorityClass, Request
 from headrace.telemetry.logs import log_request
 from headrace.telemetry.metrics import Metrics, ModelMetrics
@@ -22,7 +22,7 @@ class RequestRecord:
         "_last_token_of",
         "_metrics",
         "_model_metrics",
-        "cache_tier",
+        "cache",
         "cached_tokens",
         "completion_tokens",
         "dispatched",
@@ -49,7 +49,7 @@ class RequestRecord:
         self.model: str | None = None
         self.outcome: Outcome | None = None
         self.error_code: str | None = None
-        self.cache_tier: str | None = None
+        self.cache: CacheNote | None = None
         self.prompt_tokens = 0
         self.cached_tokens = 0
         self.completion_tokens = 0
@@ -64,9 +64,10 @@ class RequestRecord:
         self.model = model
         self._model_metrics = self._metrics.model(model)
 
-    def turn(self, priority_class: PriorityClass | None = None) -> None:
-        """The request goes to the backend now, as one of this class; the last call counts."""
-        self.dispatched = self._clock.monotonic()
+    def turn(self, priority_class: PriorityClass | None = None, at: float | None = None) -> None:
+        """The request went to the backend, now or `at`, as one of this class; the last call
+        counts. Whoever joined it later has not waited."""
+        self.dispatched = self._clock.monotonic() if at is None else max(at, self.request.arrival)
         self.priority_class = priority_class
 
     def observe(self, event: Event) -> None:
@@ -80,7 +81,7 @@ class RequestRecord:
             self.started = self._clock.monotonic()
             self.prompt_tokens = event.prompt_tokens
             self.cached_tokens = event.cached_tokens
-            self.cache_tier = event.cache_tier
+            self.cache = event.cache
         elif isinstance(event, Usage):
             self.prompt_tokens = event.prompt_tokens
             self.cached_tokens = event.cached_tokens
@@ -108,6 +109,8 @@ class RequestRecord:
         log_request(self, now)
 
     def _report(self, metrics: ModelMetrics, now: float) -> None:
+        if self.cache is not None and self.cache.status in ("hit", "coalesced"):
+            return  # nothing was computed for it, and these figures are about computing
         arrival = self.request.arrival
         if self.dispatched is not None:
             metrics.queue_s.observe(self.dispatched - arrival)
