@@ -71,18 +71,21 @@ def test_each_source_outranks_the_next(load: Any) -> None:
 @pytest.mark.parametrize("key", setting_fields())
 def test_every_key_is_reachable_from_file_environment_and_flag(load: Any, key: str) -> None:
     samples = {"api_keys": "k1", "origins": "https://a.example", "chat_template": "t.jinja"}
-    samples["tenants"] = '[{"name": "a"}]'
+    samples |= {"models": "m", "secret": "0123456789abcdef", "url": "redis://r"}
+    samples["tenants"] = "t" if "." in key else '[{"name": "a"}]'
+    secret = {env_name("caching.secret"): samples["secret"]} if key == "caching.redis.url" else {}
     leaf = key.rpartition(".")[2]
     default = setting_fields()[key].default
     text = samples.get(leaf, "7" if default is None else str(default).lower())
-    assert load(env={env_name(key): text}).origin(key) == f"environment {env_name(key)}"
+    assert load(env={**secret, env_name(key): text}).origin(key) == f"environment {env_name(key)}"
     flags = {key: Given(text, "flag --set", is_text=True)}
-    assert load(flags=flags).origin(key) == "flag --set"
-    quoted = f"['{text}']" if leaf in {"api_keys", "origins"} else f"'{text}'"
+    assert load(env=secret, flags=flags).origin(key) == "flag --set"
+    listed = leaf in {"api_keys", "origins", "models"} or key.endswith(".tenants")
+    quoted = f"['{text}']" if listed else f"'{text}'"
     section = key.rpartition(".")[0]
     written = f"[{section}]\n{leaf} = {quoted}\n" if section else "[[tenants]]\nname = 'a'\n"
     if not isinstance(default, bool):
-        assert load(written).origin(key).startswith("file ")
+        assert load(written, secret).origin(key).startswith("file ")
 
 
 def test_file_is_the_chosen_one_else_the_folders_else_the_users(load: Any, tmp_path: Path) -> None:

@@ -25,11 +25,14 @@ __all__ = [
     "TENANT_NAME",
     "CachingSettings",
     "CorsSettings",
+    "DiskCacheSettings",
     "EngineSettings",
     "KeySettings",
     "LimitSettings",
     "LogSettings",
+    "RedisCacheSettings",
     "SchedulingSettings",
+    "SemanticCacheSettings",
     "ServerSettings",
     "Settings",
     "TenantSettings",
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 _LEAST_SECRET = 16
+_REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([kmgt]?)(i?)b?)?", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -239,6 +243,74 @@ class SchedulingSettings(_Section):
     """Whether running work gives way where a more urgent class would miss its target."""
 
 
+class DiskCacheSettings(_Section):
+    """Answers that survive a restart, below those in memory."""
+
+    folder: Path | None = None
+    """Where answers are kept on disk; nowhere where absent. Only its owner can read them."""
+    size: Size = 1024 * 1024 * 1024
+    """Bytes on disk for answers."""
+
+
+class RedisCacheSettings(_Section):
+    """Answers shared with other servers, and what they tell each other, in Redis or Valkey."""
+
+    url: SecretStr | None = None
+    """Such as redis://user:password@host:6379/0, rediss:// for TLS, unix:///path. Needs
+    caching.secret."""
+    prefix: Annotated[str, Field(min_length=1, max_length=64)] = "headrace:"
+    """What all keys in Redis begin with."""
+    timeout: Annotated[float, Field(ge=0.005, le=5)] = 0.05
+    """How long a request waits for Redis at most; slower is a miss."""
+
+    @field_validator("url")
+    @classmethod
+    def _known_scheme(cls, url: SecretStr | None) -> SecretStr | None:
+        if url is not None and not url.get_secret_value().startswith(_REDIS_SCHEMES):
+            raise ValueError(f"a URL that begins with one of {', '.join(_REDIS_SCHEMES)}")
+        return url
+
+
+class SemanticCacheSettings(_Section):
+    """Answers to questions that mean the same; see docs/caching.md before you switch it on."""
+
+    enabled: bool = False
+    """Whether answers are found by meaning at all."""
+    models: tuple[str, ...] = ("*",)
+    """Models whose answers are; "*" is all."""
+    tenants: tuple[str, ...] = ("*",)
+    """Tenants whose requests are; "*" is all."""
+    delta: Annotated[float, Field(gt=0, le=0.2)] = 0.01
+    """Share of wrong answers among those found by meaning that is put up with."""
+    embedder: Literal["wordllama", "minilm", "endpoint"] = "wordllama"
+    """What turns questions into vectors: two that come with the extra `semantic`, or a server."""
+    endpoint_url: str | None = None
+    """Of an OpenAI-compatible server, such as https://host/v1, for the embedder `endpoint`."""
+    endpoint_model: str = "text-embedding-3-small"
+    """Its embedding model."""
+    endpoint_dimensions: Annotated[int | None, Field(ge=2, le=8192)] = None
+    """Length of the vectors asked for, where that model can shorten them."""
+    endpoint_api_key: SecretStr | None = None
+    """Its key."""
+    deadline: Annotated[float, Field(ge=0.001, le=5)] = 0.05
+    """Seconds that a look-up may take; later is a miss."""
+    questions: Annotated[int, Field(ge=1, le=1_000_000)] = 20_000
+    """So many stored questions are compared with at most."""
+    judge_model: str | None = None
+    """A model served here, and able to judge, that is asked off the request path whether unsure
+    pairs of questions are the same and whether a sample of what was found was right."""
+    judge_calls: Annotated[float, Field(gt=0, le=10_000)] = 30
+    """Calls of the judge a minute at most."""
+    judge_share: Annotated[float, Field(ge=0, le=1)] = 0.05
+    """Share of the answers found by meaning that is judged."""
+
+    @model_validator(mode="after")
+    def _has_an_endpoint(self) -> SemanticCacheSettings:
+        if self.embedder == "endpoint" and self.endpoint_url is None:
+            raise ValueError("the embedder 'endpoint' needs endpoint_url")
+        return self
+
+
 class CachingSettings(_Section):
     """Answers kept for the next one who asks the same; see docs/caching.md. Times in seconds."""
 
@@ -258,7 +330,10 @@ class CachingSettings(_Section):
     """Whether answers that call tools are kept."""
     secret: SecretStr | None = None
     """What the names of entries are made with; 16 characters or more, the same for all servers
-    that share a disk or a Redis."""
+    that share a Redis. Made and kept in caching.disk.folder where absent."""
+    disk: DiskCacheSettings = DiskCacheSettings()
+    redis: RedisCacheSettings = RedisCacheSettings()
+    semantic: SemanticCacheSettings = SemanticCacheSettings()
 
     @field_validator("secret")
     @classmethod
@@ -266,6 +341,15 @@ class CachingSettings(_Section):
         if secret is not None and len(secret.get_secret_value().encode()) < _LEAST_SECRET:
             raise ValueError(f"a secret of at least {_LEAST_SECRET} characters")
         return secret
+
+    @model_validator(mode="after")
+    def _secret_is_shared(self) -> CachingSettings:
+        if self.redis.url is not None and self.secret is None:
+            raise ValueError(
+                "servers that share a Redis need one secret: set caching.secret to the same"
+                " text of 16 characters or more on each"
+            )
+        return self
 
 
 class LogSettings(_Section):

@@ -51,14 +51,15 @@ async def test_an_answer_by_chance_says_that_it_passed_by() -> None:
     async with site(cache=small_cache(clock), clock=clock) as inner:
         answer = await ask(inner, temperature=1)
         assert answer.headers["x-cache"] == "BYPASS"
-        assert answer.headers["cache-status"] == "Headrace; fwd=bypass"
+        assert answer.headers["x-cache-reason"] == "sampled"
+        assert answer.headers["cache-status"] == "Headrace; fwd=bypass; detail=sampled"
 
 
 async def test_without_a_cache_nothing_is_said_of_it() -> None:
     async with site() as inner:
         answer = await ask(inner)
         assert not any("cache" in name and name.startswith("x-") for name in answer.headers)
-        assert refusal_of(await inner.client.get("/cache/stats"), 404)["code"] == "not_found"
+        assert refusal_of(await inner.client.get("/v1/cache/stats"), 404)["code"] == "not_found"
 
 
 async def test_what_says_nothing_of_the_answer_is_not_in_the_key() -> None:
@@ -206,15 +207,17 @@ async def test_an_entry_is_forgotten_by_its_name() -> None:
     async with site(cache=small_cache(clock), clock=clock, host="localhost") as inner:
         await ask(inner)
         entry = (await ask(inner)).headers["x-cache-entry"]
-        assert (await inner.client.delete(f"/cache/entries/{entry}")).json() == {"forgotten": True}
+        answer = await inner.client.delete(f"/v1/cache/entries/{entry}")
+        assert answer.json() == {"forgotten": True}
         assert (await ask(inner)).headers["x-cache"] == "MISS"
         body = {"entry": entry, "good": True}
-        assert (await inner.client.post("/cache/feedback", json=body)).status_code == 200
+        assert (await inner.client.post("/v1/cache/feedback", json=body)).status_code == 200
         assert (await ask(inner)).headers["x-cache"] == "HIT"
-        await inner.client.post("/cache/feedback", json={**body, "good": False})
+        await inner.client.post("/v1/cache/feedback", json={**body, "good": False})
         assert (await ask(inner)).headers["x-cache"] == "MISS"
         for wrong in ("x", entry[:-1], entry.upper(), "../" + entry):
-            assert (await inner.client.delete(f"/cache/entries/{wrong}")).status_code in (400, 404)
+            answer = await inner.client.delete(f"/v1/cache/entries/{wrong}")
+            assert answer.status_code in (400, 404)
 
 
 @pytest.mark.parametrize(
@@ -232,14 +235,14 @@ async def test_an_entry_is_forgotten_by_its_name() -> None:
 async def test_feedback_that_makes_no_sense(body: dict[str, Any]) -> None:
     clock = VirtualClock()
     async with site(cache=small_cache(clock), clock=clock) as inner:
-        refusal_of(await inner.client.post("/cache/feedback", json=body), 400)
+        refusal_of(await inner.client.post("/v1/cache/feedback", json=body), 400)
 
 
 async def test_feedback_on_an_unknown_pair() -> None:
     clock = VirtualClock()
     async with site(cache=small_cache(clock), clock=clock) as inner:
         body = {"good": False, "pair": "0" * 64}
-        refusal_of(await inner.client.post("/cache/feedback", json=body), 404)
+        refusal_of(await inner.client.post("/v1/cache/feedback", json=body), 404)
 
 
 async def test_a_tenant_forgets_its_own_answers_only() -> None:
@@ -252,15 +255,15 @@ async def test_a_tenant_forgets_its_own_answers_only() -> None:
 
         assert await statuses() == ["MISS", "MISS"]
         assert await statuses() == ["HIT", "HIT"]
-        answer = await inner.client.post("/cache/invalidate", json={}, headers=one)
+        answer = await inner.client.post("/v1/cache/invalidate", json={}, headers=one)
         assert answer.json()["invalidated"]["tenant"] == "key-1"
         assert await statuses() == ["MISS", "HIT"]
         for body in ({"tenant": "key-2"}, {"tenant": "key-2", "model": MODEL}):
-            foreign = await inner.client.post("/cache/invalidate", json=body, headers=one)
+            foreign = await inner.client.post("/v1/cache/invalidate", json=body, headers=one)
             refusal_of(foreign, 403)
         assert await statuses() == ["HIT", "HIT"]
-        refusal_of(await inner.client.get("/cache/stats", headers=one), 403)
-        refusal_of(await inner.client.post("/cache/invalidate", json={}), 401)
+        refusal_of(await inner.client.get("/v1/cache/stats", headers=one), 403)
+        refusal_of(await inner.client.post("/v1/cache/invalidate", json={}), 401)
 
 
 @pytest.mark.parametrize(
@@ -269,13 +272,15 @@ async def test_a_tenant_forgets_its_own_answers_only() -> None:
         ({"tenants": "a"}, "tenants"),
         ({"tenant": 5}, "tenant"),
         ({"namespace": "a"}, "namespace"),
+        ({"tag": "a"}, "tag"),
+        ({"tag": "a", "tenant": "default", "namespace": "b"}, "tag"),
         ({"namespace": "a", "tenant": "default", "model": "m"}, "namespace"),
     ],
 )
 async def test_a_scope_that_makes_no_sense(body: dict[str, Any], param: str) -> None:
     clock = VirtualClock()
     async with site(cache=small_cache(clock), clock=clock, host="localhost") as inner:
-        refusal = refusal_of(await inner.client.post("/cache/invalidate", json=body), 400)
+        refusal = refusal_of(await inner.client.post("/v1/cache/invalidate", json=body), 400)
         assert refusal["param"] == param
 
 
@@ -284,8 +289,8 @@ async def test_without_keys_only_the_servers_own_machine_may_invalidate() -> Non
     async with site(
         cache=small_cache(clock), clock=clock, address=("203.0.113.9", 1), host="localhost"
     ) as inner:
-        refusal_of(await inner.client.post("/cache/invalidate", json={}), 403)
-        refusal_of(await inner.client.delete("/cache/entries/" + "0" * 64), 403)
+        refusal_of(await inner.client.post("/v1/cache/invalidate", json={}), 403)
+        refusal_of(await inner.client.delete("/v1/cache/entries/" + "0" * 64), 403)
 
 
 async def test_what_it_has_saved_is_told() -> None:
@@ -294,7 +299,7 @@ async def test_what_it_has_saved_is_told() -> None:
         for _ in range(4):
             await ask(inner)
         await ask(inner, temperature=1)
-        stats = (await inner.client.get("/cache/stats")).json()
+        stats = (await inner.client.get("/v1/cache/stats")).json()
         assert stats["hits"] == {"memory": 3}
         assert (stats["misses"], stats["bypasses"], stats["stores"]) == (1, 1, 1)
         assert stats["hit_rate"] == 0.75
@@ -304,3 +309,86 @@ async def test_what_it_has_saved_is_told() -> None:
         assert 'headrace_cache_hits_total{tenant="default",tier="memory"} 3.0' in metrics
         assert "headrace_cache_misses_total 1.0" in metrics
         assert 'headrace_cache_entries{tier="memory"} 1.0' in metrics
+
+
+async def test_answers_are_forgotten_by_a_tag() -> None:
+    clock = VirtualClock()
+    async with site(cache=small_cache(clock), clock=clock, host="localhost") as inner:
+        tagged = {"x-cache-tags": "catalogue/7, prices"}
+        await ask(inner, tagged)
+        await ask(inner, top_p=0.5)
+        # Who asks need not know the tags.
+        assert (await ask(inner)).headers["x-cache"] == "HIT"
+        for tag, expected in (("other", "HIT"), ("prices", "MISS")):
+            body = {"tenant": "default", "tag": tag}
+            answer = await inner.client.post("/v1/cache/invalidate", json=body)
+            assert answer.json()["invalidated"]["tag"] == tag
+            assert (await ask(inner, tagged)).headers["x-cache"] == expected
+        assert (await ask(inner)).headers["x-cache"] == "HIT"
+        assert (await ask(inner, top_p=0.5)).headers["x-cache"] == "HIT"
+
+
+@pytest.mark.parametrize("tags", ["", "a,,b", "a b", "x" * 129, ",".join("abcdefghi"), "é"])
+async def test_tags_that_make_no_sense(tags: str) -> None:
+    clock = VirtualClock()
+    async with site(cache=small_cache(clock), clock=clock) as inner:
+        headers = [(b"x-cache-tags", tags.encode("latin-1"))]
+        body = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        answer = await inner.client.post("/v1/chat/completions", json=body, headers=headers)
+        assert refusal_of(answer, 400)["param"] == "x-cache-tags"
+
+
+async def test_an_entry_is_shown_to_who_knows_its_name() -> None:
+    clock = VirtualClock()
+    async with site(cache=small_cache(clock), clock=clock) as inner:
+        whole = (await ask(inner, {"x-cache-tags": "a"})).json()
+        hit = await ask(inner)
+        clock.advance(5.0)
+        shown = (await inner.client.get("/v1/cache/entries/" + hit.headers["x-cache-entry"])).json()
+        choice = whole["choices"][0]
+        assert shown["choices"] == [
+            {
+                "index": 0,
+                "text": choice["message"]["content"],
+                "finish_reason": choice["finish_reason"],
+            }
+        ]
+        assert shown["age_s"] == 5.0
+        assert shown["tags"] == ["a"]
+        assert shown["completion_tokens"] == whole["usage"]["completion_tokens"]
+        refusal_of(await inner.client.get("/v1/cache/entries/" + "0" * 64), 404)
+
+
+async def test_what_one_server_exports_another_one_takes() -> None:
+    clock = VirtualClock()
+    async with site(cache=small_cache(clock), clock=clock, host="localhost") as one:
+        first = await ask(one)
+        await ask(one, top_p=0.5)
+        exported = (await one.client.get("/v1/cache/export")).text
+        assert len(exported.splitlines()) == 2
+    async with site(cache=small_cache(clock), clock=clock, host="localhost") as two:
+        answer = await two.client.post("/v1/cache/import", content=exported)
+        assert answer.json() == {"taken": 2, "skipped": 0}
+        hit = await ask(two)
+        assert hit.headers["x-cache"] == "HIT"
+        assert hit.json()["choices"] == first.json()["choices"]
+        for broken in ("{}", "x", exported + '{"key": "ff", "entry": "!"}', exported[:-30]):
+            await two.client.post("/v1/cache/invalidate", json={})
+            refusal_of(await two.client.post("/v1/cache/import", content=broken), 400)
+            assert (await ask(two)).headers["x-cache"] == "MISS"
+        clock.advance(1e6)
+        answer = await two.client.post("/v1/cache/import", content=exported)
+        assert answer.json() == {"taken": 0, "skipped": 2}
+
+
+async def test_an_export_is_the_operators_alone() -> None:
+    clock = VirtualClock()
+    async with site(cache=small_cache(clock), clock=clock, server=KEYS) as inner:
+        headers = {"authorization": "Bearer sk-one"}
+        refusal_of(await inner.client.get("/v1/cache/export", headers=headers), 403)
+        refusal_of(await inner.client.post("/v1/cache/import", headers=headers), 403)
+    async with site(
+        cache=small_cache(clock), clock=clock, address=("203.0.113.9", 1), host="localhost"
+    ) as inner:
+        refusal_of(await inner.client.get("/v1/cache/export"), 403)
+        refusal_of(await inner.client.post("/v1/cache/import", content=""), 403)

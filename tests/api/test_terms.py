@@ -156,6 +156,12 @@ async def test_the_docs_name_the_headers() -> None:
                 "X-Request-Timeout",
                 "x-gateway-inference-objective",
                 "x-gateway-inference-fairness-id",
+                "Cache-Control",
+                "x-cache-mode",
+                "x-cache-ttl",
+                "x-cache-namespace",
+                "x-cache-min-similarity",
+                "x-cache-tags",
             }
             body = operation["requestBody"]["content"]["application/json"]["schema"]
             assert {"priority", "timeout"} <= set(body["properties"])

@@ -28,12 +28,12 @@ def streams(draw: st.DrawFn) -> list[Event]:
     choices = draw(st.integers(1, 3))
     with_logprobs = draw(st.booleans())
     pieces: list[Event] = []
-    for _ in range(draw(st.integers(0, 30))):
-        ids = tuple(draw(st.lists(st.integers(0, 99), max_size=3)))
+    for _ in range(draw(st.integers(0, 8))):
+        ids = tuple(draw(st.lists(st.integers(0, 99), max_size=2)))
         pieces.append(
             Delta(
                 draw(st.integers(0, choices - 1)),
-                draw(st.text(max_size=40)),
+                draw(st.text(max_size=4)) * draw(st.sampled_from([1, 1, 200])),
                 ids,
                 tuple(logprob(i) for i in ids) if with_logprobs else None,
             )

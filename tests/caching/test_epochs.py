@@ -70,3 +70,28 @@ def test_names_cannot_be_forged() -> None:
         Scope().name,
     }
     assert len(names) == 6
+
+
+def test_a_tag_is_one_tenants_and_has_a_counter_of_its_own() -> None:
+    epochs = Epochs()
+    before = epochs.of("a/sub", "m", "")
+    epochs.bump(Scope(tenant="a", tag="x"))
+    assert epochs.of("a/sub", "m", "") == before
+    assert epochs.of_tag("a/sub", "x") == 1
+    assert epochs.of_tag("a", "y") == epochs.of_tag("b", "x") == 0
+    for wrong in ({"tag": "x"}, {"tag": "x", "tenant": "a", "model": "m"}):
+        with pytest.raises(ValueError, match="tag"):
+            Scope(**wrong)
+
+
+def test_no_scope_imitates_another() -> None:
+    names = {
+        Scope().name,
+        Scope(tenant="a").name,
+        Scope(model="a").name,
+        Scope(tenant="a", model="a").name,
+        Scope(tenant="a", namespace="a").name,
+        Scope(tenant="a", tag="a").name,
+        Scope(tenant='a",null').name,
+    }
+    assert len(names) == 7

@@ -193,8 +193,7 @@ def cancelled_traffic(seed: int, *, honest: bool) -> LengthEstimator:
     return estimator
 
 
-@settings(max_examples=5, deadline=None)
-@given(seed=st.integers(0, 1 << 30))
+@pytest.mark.parametrize("seed", range(5))
 def test_cancelled_answers_do_not_bias_forecasts_down(seed: int) -> None:
     rng = random.Random(seed + 1)
     truth = sorted(rng.lognormvariate(5.0, 0.8) for _ in range(20_000))

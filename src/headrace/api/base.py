@@ -9,6 +9,7 @@ from typing import Protocol, cast
 from starlette.requests import Request as HttpRequest
 
 from headrace.backends.base import ModelCard
+from headrace.caching import Entry
 from headrace.config import Settings
 from headrace.core.clock import Clock, Entropy
 from headrace.core.events import Event
@@ -129,8 +130,21 @@ class Gateway(Protocol):
         tenant: str | None = None,
         model: str | None = None,
         namespace: str | None = None,
+        tag: str | None = None,
     ) -> None:
         """Forgets the stored answers of all that is given. Raises InvalidRequest, NotFound."""
+        ...
+
+    async def cached(self, entry: bytes) -> Entry | None:
+        """One stored answer. Raises NotFound where there is no cache, as do those below."""
+        ...
+
+    def all_cached(self) -> AsyncIterator[tuple[bytes, Entry]]:
+        """Every stored answer by its name."""
+        ...
+
+    def take_cached(self, key: bytes, entry: Entry) -> bool:
+        """Keeps what another server has exported; False if it cannot be used."""
         ...
 
     def forget_cached(self, entry: bytes) -> None:

@@ -22,6 +22,7 @@ NAMESPACE = "x-cache-namespace"
 TTL = "x-cache-ttl"
 MODE = "x-cache-mode"
 SIMILARITY = "x-cache-min-similarity"
+TAGS = "x-cache-tags"
 
 CACHE_REQUEST_HEADERS = {
     "Cache-Control": "no-store, no-cache, max-age=SECONDS and only-if-cached, as in RFC 9111",
@@ -29,9 +30,11 @@ CACHE_REQUEST_HEADERS = {
     TTL: "Seconds to keep the answer, at most as long as the server would",
     MODE: "off, exact or semantic: which stored answers will do",
     SIMILARITY: "Least cosine of two questions; can only raise the server's own bar",
+    TAGS: "Names, with commas between, by which the answer can be forgotten later",
 }
 CACHE_HEADERS = (
     "x-cache",
+    "x-cache-reason",
     "x-cache-tier",
     "x-cache-entry",
     "x-cache-similarity",
@@ -44,6 +47,8 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9._:@/-]{1,128}")
 _SECONDS = re.compile(r"\d{1,10}", re.ASCII)
 _FRACTION = re.compile(r"0(\.\d{1,9})?|1(\.0{1,9})?", re.ASCII)
 _HUGE = 2**31
+_MOST_TAGS = 8
+_OURS = (NAMESPACE, TTL, MODE, SIMILARITY, TAGS)
 _SHOWN = {"hit": "HIT", "miss": "MISS", "coalesced": "COALESCED", "bypass": "BYPASS"}
 _STATUS = {
     "hit": "Headrace; hit",
@@ -58,7 +63,7 @@ def controls_of(http: HttpRequest) -> Controls | None:
     nothing here are ignored, as RFC 9111 wants it; ours must be well-formed."""
     headers = http.headers
     directives = headers.getlist("cache-control")
-    if not directives and not any(name in headers for name in (NAMESPACE, TTL, MODE, SIMILARITY)):
+    if not directives and not any(name in headers for name in _OURS):
         return None
     asked = _directives(",".join(directives))
     return Controls(
@@ -70,6 +75,7 @@ def controls_of(http: HttpRequest) -> Controls | None:
         namespace=_namespace(http),
         mode=_mode(http),
         min_similarity=_similarity(http),
+        tags=_tags(http),
     )
 
 
@@ -79,6 +85,9 @@ def cache_headers(note: CacheNote | None) -> list[tuple[bytes, bytes]]:
         return []
     status = _STATUS[note.status]
     headers = [(b"x-cache", _SHOWN[note.status].encode())]
+    if note.reason is not None:
+        headers.append((b"x-cache-reason", note.reason.encode()))
+        status += f"; detail={note.reason}"
     if note.tier is not None:
         headers.append((b"x-cache-tier", note.tier.encode()))
     if note.age_s is not None:
@@ -152,6 +161,20 @@ def _similarity(http: HttpRequest) -> float | None:
     if not _FRACTION.fullmatch(text):
         raise InvalidRequest(f"'{SIMILARITY}' should be a number from 0 to 1.", param=SIMILARITY)
     return float(text)
+
+
+def _tags(http: HttpRequest) -> tuple[str, ...]:
+    text = _only(http, TAGS)
+    if text is None:
+        return ()
+    tags = tuple(dict.fromkeys(tag.strip() for tag in text.split(",")))
+    if len(tags) > _MOST_TAGS or not all(_NAMESPACE.fullmatch(tag) for tag in tags):
+        raise InvalidRequest(
+            f"'{TAGS}' should be up to {_MOST_TAGS} names of 1 to 128 letters, digits and"
+            " . _ : @ / - with commas between",
+            param=TAGS,
+        )
+    return tags
 
 
 def _only(http: HttpRequest, name: str) -> str | None:

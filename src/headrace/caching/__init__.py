@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.caching.cache import CacheCounters, Found, Question, Recorder, ResponseCache
+from headrace.caching.entry import CorruptEntryError, Entry, pack, unpack
 from headrace.caching.epochs import Epochs, Scope
 from headrace.caching.key import KeyMaker
 from headrace.caching.memory import MemoryTier
@@ -13,6 +14,8 @@ __all__ = [
     "CacheCounters",
     "CachePolicy",
     "Controls",
+    "CorruptEntryError",
+    "Entry",
     "Epochs",
     "Found",
     "KeyMaker",
@@ -21,4 +24,6 @@ __all__ = [
     "Recorder",
     "ResponseCache",
     "Scope",
+    "pack",
+    "unpack",
 ]

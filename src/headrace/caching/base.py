@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from headrace.caching.entry import Entry
 
-__all__ = ["Bulletin", "Handler", "Leases", "Match", "Semantic", "Tier", "TierStats"]
+__all__ = [
+    "Bulletin",
+    "Handler",
+    "Leases",
+    "Listed",
+    "Match",
+    "Semantic",
+    "SemanticState",
+    "Tier",
+    "TierStats",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +65,15 @@ class Tier(Protocol):
 
     async def close(self) -> None:
         """Writes what still waits, within a second or two. Idempotent."""
+        ...
+
+
+@runtime_checkable
+class Listed(Protocol):
+    """A tier that can tell all it has, for an export."""
+
+    def entries(self) -> AsyncIterator[tuple[bytes, Entry]]:
+        """Keys and entries as of about now, in a bounded amount of memory."""
         ...
 
 
@@ -106,8 +125,24 @@ class Match:
     """Names the two questions, for feedback."""
 
 
+@dataclass(frozen=True, slots=True)
+class SemanticState:
+    """Look-ups in vain by reason, and between what the share of wrong answers is at 95 %, by so
+    many that were `judged`."""
+
+    refused: Mapping[str, int]
+    judged: int
+    interval: tuple[float, float]
+
+
 class Semantic(Protocol):
     """Stored questions, found by meaning. All but `find` return at once; nothing raises."""
+
+    async def start(self, read: Callable[[bytes], Awaitable[Entry | None]]) -> None:
+        """Returns at once; what is needed is loaded meanwhile. `read` gives the entry of a key."""
+        ...
+
+    async def close(self) -> None: ...
 
     def serves(self, owner: str, model: str) -> bool:
         """Whether the operator allows it for them."""
@@ -130,6 +165,8 @@ class Semantic(Protocol):
     def feedback(self, pair: str, *, good: bool) -> bool:
         """Somebody's word on two questions taken for the same; False if they are not known."""
         ...
+
+    def state(self) -> SemanticState: ...
 
     def report(self) -> Mapping[str, object]:
         """What it did and how well, as JSON knows it."""

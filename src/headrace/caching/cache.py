@@ -9,10 +9,10 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from headrace.caching.base import Bulletin, Leases, Match, Semantic, Tier, TierStats
+from headrace.caching.base import Bulletin, Leases, Listed, Match, Semantic, Tier, TierStats
 from headrace.caching.entry import CorruptEntryError, Entry, entry_of
 from headrace.caching.epochs import Epochs, Scope
-from headrace.caching.key import KeyMaker
+from headrace.caching.key import KEY_BYTES, KeyMaker
 from headrace.caching.memory import MemoryTier
 from headrace.caching.policy import CachePolicy, Controls, Determinism, determinism
 from headrace.core.clock import Clock
@@ -43,8 +43,13 @@ class Question:
     shareable: bool
 
     @property
-    def bypassed(self) -> bool:
-        return not (self.readable or self.storable or self.shareable)
+    def bypassed(self) -> str | None:
+        """Why the cache has nothing to do with it, in a word."""
+        if self.readable or self.storable or self.shareable:
+            return None
+        if self.controls.no_store:
+            return "no-store"
+        return "off" if self.controls.mode == "off" else "sampled"
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +110,8 @@ class ResponseCache:
         self._bulletin = bulletin
         self._sleep = sleep
         if bulletin is not None:
-            bulletin.subscribe(_REMOVED, self._drop)
+            bulletin.subscribe(_REMOVED, self._removed)
+            bulletin.on_gap(self.memory.clear)
 
     def question(
         self, request: Request, owner: str, model: str, revision: str, controls: Controls
@@ -213,7 +219,29 @@ class ResponseCache:
         self.counters.saved_prompt_tokens += usage.prompt_tokens
         self.counters.saved_completion_tokens += usage.completion_tokens
 
-    # What operators and callers undo.
+    # What operators and callers see, move and undo.
+
+    async def entries(self) -> AsyncGenerator[tuple[bytes, Entry], None]:
+        """All that is stored in this server's own tiers, each once unless it moves meanwhile."""
+        async for key, entry in self.memory.entries():
+            yield key, entry
+        for tier in self.lower:
+            if isinstance(tier, Listed):
+                async for key, entry in tier.entries():
+                    if key not in self.memory:
+                        yield key, entry
+
+    def take(self, key: bytes, entry: Entry) -> bool:
+        """Keeps an entry that another server has exported; False if it has expired, or is none."""
+        if entry.expires <= self._clock.wall() or len(key) != KEY_BYTES:
+            return False
+        try:
+            entry.events()
+        except CorruptEntryError:
+            return False
+        for tier in (self.memory, *self.lower):
+            tier.put(key, entry)
+        return True
 
     def invalidate(self, scope: Scope) -> int:
         """Nothing of the scope is found from now on. The bytes are freed as others need them."""
@@ -223,9 +251,7 @@ class ResponseCache:
 
     def forget(self, key: bytes) -> None:
         """Removes one entry here and, as soon as they hear of it, from other replicas."""
-        self._drop(key)
-        for tier in self.lower:
-            tier.remove(key)
+        self._removed(key)
         if self._bulletin is not None:
             self._bulletin.publish(_REMOVED, key)
 
@@ -239,10 +265,29 @@ class ResponseCache:
     async def start(self) -> None:
         for tier in self.lower:
             await tier.start()
+        if self.semantic is not None:
+            await self.semantic.start(self.read)
 
     async def close(self) -> None:
+        if self.semantic is not None:
+            await self.semantic.close()
         for tier in self.lower:
             await tier.close()
+
+    async def read(self, key: bytes) -> Entry | None:
+        """The entry wherever it is, without counting it as an answer."""
+        entry = self.memory.look(key)
+        for tier in () if entry is not None else self.lower:
+            entry = await tier.get(key)
+            if entry is not None:
+                break
+        return entry
+
+    def _removed(self, key: bytes) -> None:
+        """By this server or another one, whose disk is not ours."""
+        self._drop(key)
+        for tier in self.lower:
+            tier.remove(key)
 
     def _drop(self, key: bytes) -> None:
         self.memory.remove(key)
@@ -266,11 +311,7 @@ class ResponseCache:
         match = await self.semantic.find(*parted, min_similarity=question.controls.min_similarity)
         if match is None:
             return None
-        entry = self.memory.look(match.key)
-        for tier in () if entry is not None else self.lower:
-            entry = await tier.get(match.key)
-            if entry is not None:
-                break
+        entry = await self.read(match.key)
         if entry is None:
             self.semantic.forget(match.key)
             return None
@@ -289,6 +330,9 @@ class ResponseCache:
         if entry.expires <= now or (oldest is not None and age > oldest):
             return None
         key = question.key if match is None else match.key
+        if any(self.epochs.of_tag(question.owner, tag) != epoch for tag, epoch in entry.tags):
+            self._drop(key)
+            return None
         try:
             events = entry.events()
         except CorruptEntryError:
@@ -342,11 +386,13 @@ class Recorder:
         if events is None:
             return None
         policy, asked = self._cache.policy, self._question.controls.ttl_s
+        owner, tags = self._question.owner, self._question.controls.tags
         entry = entry_of(
             events,
             created=self._clock.wall(),
             ttl_s=policy.ttl_s if asked is None else min(asked, policy.ttl_s),
             saved_s=self._clock.monotonic() - self._started,
+            tags=tuple((tag, self._cache.epochs.of_tag(owner, tag)) for tag in tags),
         )
         if entry is not None:
             self._cache.store(self._question, entry)

@@ -10,7 +10,7 @@ from headrace.core.events import Delta, Event, Finish, Start, Usage
 
 __all__ = ["CorruptEntryError", "Entry", "entry_of", "pack", "unpack"]
 
-_VERSION = 1
+_VERSION = 2
 _COMPRESSED_ABOVE = 2048
 _LONGEST_PIECE = 512
 """Characters of one replayed delta, about: fewer and longer pieces than the model gave them in."""
@@ -27,7 +27,8 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One answer. Times are Unix seconds; `expires` is absolute and never moved by a hit.
 
     `log` is the encoded stream, deflated if `deflated`. `saved_s` is what computing it took, from
-    its turn to its end.
+    its turn to its end. `tags` are names by which it may be forgotten, with what their counters
+    were then.
     """
 
     log: bytes
@@ -37,6 +38,7 @@ class Entry(msgspec.Struct, frozen=True, array_like=True, gc=False):
     saved_s: float
     prompt_tokens: int
     completion_tokens: int
+    tags: tuple[tuple[str, int], ...] = ()
 
     def events(self) -> tuple[Event, ...]:
         """The stream, from Start to Usage. Raises CorruptEntryError."""
@@ -71,7 +73,14 @@ def unpack(data: bytes) -> Entry:
     return entry
 
 
-def entry_of(events: list[Event], *, created: float, ttl_s: float, saved_s: float) -> Entry | None:
+def entry_of(
+    events: list[Event],
+    *,
+    created: float,
+    ttl_s: float,
+    saved_s: float,
+    tags: tuple[tuple[str, int], ...] = (),
+) -> Entry | None:
     """The entry of a whole stream, or None unless it is one: Start first, each choice that spoke
     finished exactly once and silent after, Usage last."""
     if len(events) < 2 or not isinstance(events[0], Start):
@@ -92,6 +101,7 @@ def entry_of(events: list[Event], *, created: float, ttl_s: float, saved_s: floa
         saved_s=saved_s,
         prompt_tokens=usage.prompt_tokens,
         completion_tokens=usage.completion_tokens,
+        tags=tags,
     )
 
 

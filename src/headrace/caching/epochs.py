@@ -13,25 +13,32 @@ _Table = dict[str, int]
 
 class Scope(msgspec.Struct, frozen=True, kw_only=True):
     """What is forgotten together: everything, or what is of this tenant, model and namespace, as
-    far as they are given. A namespace is one tenant's."""
+    far as they are given. A namespace and a tag are one tenant's."""
 
     tenant: str | None = None
     model: str | None = None
     namespace: str | None = None
+    tag: str | None = None
 
     def __post_init__(self) -> None:
         if self.namespace is not None and (self.tenant is None or self.model is not None):
             raise ValueError("a namespace is one tenant's, over all models")
+        if self.tag is not None and (
+            self.tenant is None or self.model is not None or self.namespace is not None
+        ):
+            raise ValueError("a tag is one tenant's, over all models and namespaces")
 
     @property
     def name(self) -> str:
-        return msgspec.json.encode((self.tenant, self.model, self.namespace)).decode()
+        parts = (self.tenant, self.model, self.namespace, self.tag)
+        return msgspec.json.encode(parts if self.tag is not None else parts[:3]).decode()
 
 
 class Epochs:
     """A counter for each scope, part of the key of every entry in it: when it moves on, no old
-    entry is found any more, in whatever tier. Counters only grow, so replicas merge by the larger
-    one. Event loop only."""
+    entry is found any more, in whatever tier. Those of tags are kept in the entry instead, for who
+    asks does not know them. Counters only grow, so replicas merge by the larger one. Event loop
+    only."""
 
     def __init__(self) -> None:
         self._table: _Table = {}
@@ -51,6 +58,9 @@ class Epochs:
             get(Scope(tenant=tenant, model=model).name, 0),
             get(Scope(tenant=tenant, namespace=namespace).name, 0),
         )
+
+    def of_tag(self, owner: str, tag: str) -> int:
+        return self._table.get(Scope(tenant=owner.partition("/")[0], tag=tag).name, 0)
 
     def bump(self, scope: Scope) -> int:
         """From now on no entry of the scope is found."""

@@ -11,7 +11,9 @@ import msgspec
 
 from headrace.core.request import Request
 
-__all__ = ["SCHEMA", "KeyMaker", "last_question"]
+__all__ = ["KEY_BYTES", "SCHEMA", "KeyMaker", "last_question"]
+
+KEY_BYTES = 32
 
 SCHEMA = 1
 """Changes with every change of what a key covers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headrace.caching.base import TierStats
@@ -55,6 +56,15 @@ class MemoryTier:
 
     def __len__(self) -> int:
         return len(self._slots)
+
+    def __contains__(self, key: bytes) -> bool:
+        return key in self._slots
+
+    async def entries(self) -> AsyncIterator[tuple[bytes, Entry]]:
+        for key in tuple(self._slots):
+            slot = self._slots.get(key)
+            if slot is not None and slot.entry.expires > self._clock.wall():
+                yield key, slot.entry
 
     async def start(self) -> None:
         """Nothing to do."""

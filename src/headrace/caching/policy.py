@@ -39,7 +39,8 @@ class Controls:
     `no_store`: neither kept nor joined. `no_cache`: computed anew, and what is kept is replaced.
     `max_age_s`: no entry older than this. `only_if_cached`: no computing. `ttl_s`: how long the
     answer is kept, at most as long as by default. `namespace` keeps entries apart. `mode` None
-    allows what the operator allows. `min_similarity` may only raise the operator's bar.
+    allows what the operator allows. `min_similarity` may only raise the operator's bar. By `tags`
+    the answer can be forgotten.
     """
 
     no_store: bool = False
@@ -50,6 +51,7 @@ class Controls:
     namespace: str = ""
     mode: Mode | None = None
     min_similarity: float | None = None
+    tags: tuple[str, ...] = ()
 
 
 NO_CONTROLS = Controls()

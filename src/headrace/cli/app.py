@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from headrace import __version__
-from headrace.cli import config, keys, models
+from headrace.cli import cache, config, keys, models
 from headrace.cli.serve import serve
 
 __all__ = ["app"]
@@ -24,6 +24,7 @@ app = typer.Typer(
 app.command()(serve)
 app.add_typer(models.app, name="models")
 app.add_typer(keys.app, name="keys")
+app.add_typer(cache.app, name="cache")
 app.add_typer(config.app, name="config")
 
 

@@ -12,7 +12,15 @@ import typer
 if TYPE_CHECKING:
     from headrace.config_loading import LoadedSettings
 
-__all__ = ["ConfigOption", "SetOption", "fail", "read_settings", "refusals"]
+__all__ = [
+    "ConfigOption",
+    "KeyOption",
+    "SetOption",
+    "UrlOption",
+    "fail",
+    "read_settings",
+    "refusals",
+]
 
 ConfigOption = Annotated[
     Path | None,
@@ -29,6 +37,14 @@ SetOption = Annotated[
         help="Any setting, as in --set limits.max_queue=64. Repeatable.",
         metavar="KEY=VALUE",
     ),
+]
+
+UrlOption = Annotated[
+    str, typer.Option("--url", help="The server.", envvar="HEADRACE_URL", metavar="URL")
+]
+KeyOption = Annotated[
+    str | None,
+    typer.Option("--api-key", help="Its API key.", envvar="HEADRACE_API_KEY", metavar="KEY"),
 ]
 
 

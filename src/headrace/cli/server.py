@@ -24,6 +24,7 @@ from headrace.cli.progress import StageReporter
 from headrace.core.clock import SystemClock
 from headrace.core.errors import HeadraceError
 from headrace.gateway import Gateway
+from headrace.gateway.judging import Judging
 from headrace.gateway.keystore import KeyStore
 from headrace.telemetry import Metrics, configure_logging
 
@@ -103,14 +104,18 @@ def run_embedded(
     settings = loaded.settings
     engine = EmbeddedEngine(source, settings.engine, clock=clock, metrics=metrics)
     keys = KeyStore(settings.keys.file, clock)
+    judge_model = settings.caching.semantic.judge_model
+    judging = None if judge_model is None else Judging(judge_model, clock)
     gateway = Gateway(
         [engine],
         settings,
         clock=clock,
         metrics=metrics,
-        cache=response_cache(settings.caching, clock),
+        cache=response_cache(settings.caching, clock, None if judging is None else judging.ask),
         keys=keys,
     )
+    if judging is not None:
+        judging.gateway = gateway
     app = create_app(gateway, settings, clock=clock, version=__version__, manage_gateway=False)
     url = url_of(settings.server.host, sock.getsockname()[1])
     name = settings.engine.served_name or source.served_name

@@ -55,8 +55,8 @@ class Timings(msgspec.Struct, frozen=True, gc=False):
 
 class CacheNote(msgspec.Struct, frozen=True, gc=False):
     """What the response cache had to do with an answer. `status` is hit, miss, coalesced (it is
-    being computed for somebody else too) or bypass; the rest is known of hits. `entry` names what
-    is stored, `pair` the two questions that were taken for the same."""
+    being computed for somebody else too) or bypass, which has a `reason`; the rest is known of
+    hits. `entry` names what is stored, `pair` the two questions that were taken for the same."""
 
     status: str
     tier: str | None = None
@@ -65,6 +65,7 @@ class CacheNote(msgspec.Struct, frozen=True, gc=False):
     ttl_s: float | None = None
     similarity: float | None = None
     pair: str | None = None
+    reason: str | None = None
 
 
 class Start(msgspec.Struct, frozen=True, gc=False, tag="start"):

@@ -59,7 +59,8 @@ class Answers:
         if cache is not None and question is not None:
             cache.missed(question)
             recorder = cache.record(question)
-        status = "bypass" if question is None or question.bypassed else "miss"
+        reason = None if question is None else question.bypassed
+        told = CacheNote("miss") if reason is None else CacheNote("bypass", reason=reason)
         events = computed(job, life, turned, quotas=self._quotas, tokeniser=self._tokeniser)
         async with aclosing(events):
             async for event in events:
@@ -68,7 +69,7 @@ class Answers:
                     if isinstance(event, Usage):
                         recorder.commit()
                 if cache is not None and isinstance(event, Start):
-                    yield _noted(event, CacheNote(status))
+                    yield _noted(event, told)
                 else:
                     yield event
 

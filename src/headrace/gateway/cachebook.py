@@ -29,6 +29,9 @@ def observe(cache: ResponseCache, metrics: CachingMetrics) -> None:
         prompt_tokens=counters.saved_prompt_tokens,
         generation_tokens=counters.saved_completion_tokens,
     )
+    if cache.semantic is not None:
+        state = cache.semantic.state()
+        metrics.set_semantic(state.refused, state.judged, state.interval)
     for name, stats in cache.stats().items():
         metrics.set_tier(
             name,

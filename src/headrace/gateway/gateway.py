@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from headrace.backends.base import Backend, ModelCard
-from headrace.caching import ResponseCache, Scope
+from headrace.caching import Entry, ResponseCache, Scope
 from headrace.config import Settings
 from headrace.core.clock import Clock
 from headrace.core.codec import TextCodec
@@ -256,22 +256,38 @@ class Gateway:
 
     def cache_stats(self) -> dict[str, object]:
         """As JSON knows it. Raises NotFound where there is no cache."""
-        return report(self._require_cache())
+        asked, found = self.metrics.prefix_tokens()
+        prefix = {"prompt_tokens": asked, "found_tokens": found}
+        return {**report(self._require_cache()), "prefix": prefix}
 
     def invalidate_cache(
         self,
         tenant: str | None = None,
         model: str | None = None,
         namespace: str | None = None,
+        tag: str | None = None,
     ) -> None:
         """Forgets the stored answers of all that is given, or all. Raises InvalidRequest for a
-        namespace without its tenant, or with a model."""
+        namespace or tag without its tenant, or with what it does not go with."""
         cache = self._require_cache()
         try:
-            scope = Scope(tenant=tenant, model=model, namespace=namespace)
+            scope = Scope(tenant=tenant, model=model, namespace=namespace, tag=tag)
         except ValueError as error:
-            raise InvalidRequest(f"{error}".capitalize() + ".", param="namespace") from None
+            param = "namespace" if tag is None else "tag"
+            raise InvalidRequest(f"{error}".capitalize() + ".", param=param) from None
         cache.invalidate(scope)
+
+    async def cached(self, entry: bytes) -> Entry | None:
+        """One stored answer."""
+        return await self._require_cache().read(entry)
+
+    def all_cached(self) -> AsyncGenerator[tuple[bytes, Entry], None]:
+        """Every stored answer by its name, for an export."""
+        return self._require_cache().entries()
+
+    def take_cached(self, key: bytes, entry: Entry) -> bool:
+        """Keeps what another server has exported; False if it cannot be used."""
+        return self._require_cache().take(key, entry)
 
     def forget_cached(self, entry: bytes) -> None:
         self._require_cache().forget(entry)

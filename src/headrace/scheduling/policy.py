@@ -61,7 +61,7 @@ class SchedulingPolicy:
     be served before this one. `shortest_first` tells whether the backend computes short prompts
     before long ones; if not, none is handed over past the `partials`. `express` is the share of
     the slots kept for small requests and for flows below their weighted share; 0 makes shares of
-    slots no matter at all. The level up to which a flow lately filled slots, within its share, is
+    slots no matter at all. What a flow has lately filled of slots at once, within its share, is
     kept for it and falls by half every `reach_s`. Slots are kept for classes and flows seen within
     `memory_s`.
     A turn is taken back for a request whose key is better by `revoke_margin_s`; negative: never.
@@ -90,7 +90,7 @@ class SchedulingPolicy:
     prefill_ahead_s: float = 0.2
     shortest_first: bool = True
     express: float = 0.045
-    reach_s: float = 5.0
+    reach_s: float = 30.0
     memory_s: float = 60.0
     revoke_margin_s: float = 5.0
     preemption: bool = True

@@ -19,22 +19,21 @@ Key = tuple[PriorityClass, str]
 
 @dataclass(slots=True)
 class _Level:
-    """How many slots a flow fills, and has filled on average over the last half-lives."""
+    """How many slots a flow fills, and the most it has filled, which fades."""
 
     weight: float
     used: int
-    level: float
+    most: float
     at: float
 
     def now(self, now: float, half_life_s: float) -> float:
-        fading = math.exp2((self.at - now) / half_life_s)
-        return self.used + (self.level - self.used) * fading
+        return max(float(self.used), self.most * math.exp2((self.at - now) / half_life_s))
 
 
 class Reach:
-    """Remembers how many slots each flow of a class has filled on average, older times counting
-    half as much with every half-life. Only flows that fill fewer now are looked at: the others
-    keep nothing from anybody."""
+    """Remembers how many slots each flow of a class has lately filled at once, which falls by half
+    with every half-life. Only flows that fill fewer now are looked at: the others keep nothing from
+    anybody."""
 
     def __init__(self, half_life_s: float) -> None:
         self.half_life_s = half_life_s
@@ -52,16 +51,16 @@ class Reach:
             if len(self._levels) > _MOST_FLOWS:
                 self._below.pop(self._levels.popitem(last=False)[0], None)
         self._levels.move_to_end(key)
-        known.level = known.now(now, self.half_life_s)
+        known.most = max(known.now(now, self.half_life_s), float(used))
         known.used, known.at, known.weight = used, now, entry.claim.weight
-        if known.level > used:
+        if known.most > used:
             self._below[key] = known
         else:
             self._below.pop(key, None)
 
     def kept_from(self, entry: Entry, now: float, slots_per_weight: float) -> int:
-        """How many free slots the other flows of its class have a claim to: up to their average,
-        and no more than their weighted share."""
+        """How many free slots the other flows of its class have a claim to: up to what they lately
+        filled, and no more than their weighted share."""
         if self.half_life_s <= 0:
             return 0
         kept = 0
@@ -69,11 +68,11 @@ class Reach:
         for key, known in self._below.items():
             if key[0] is not entry.priority_class or key[1] == entry.flow:
                 continue
-            level = known.now(now, self.half_life_s)
-            if level - known.used < _LEAST:
+            most = known.now(now, self.half_life_s)
+            if most - known.used < _LEAST:
                 faded.append(key)
                 continue
-            within = min(round(level), math.floor(known.weight * slots_per_weight + 1e-9))
+            within = min(math.ceil(most), math.floor(known.weight * slots_per_weight + 1e-9))
             kept += max(0, within - known.used)
         for key in faded:
             del self._below[key]

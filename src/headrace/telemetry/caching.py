@@ -39,6 +39,12 @@ class CachingMetrics:
         self._entries = gauge("entries", "Answers a tier holds.", "tier")
         self._bytes = gauge("bytes", "What they take.", "tier")
         self._healthy = gauge("tier_healthy", "0 while a tier is passed by.", "tier")
+        self._refused = counter("semantic_refusals", "Look-ups by meaning in vain.", "reason")
+        self._judged = gauge("semantic_judged", "Latest answers found by meaning that were judged.")
+        self._false_hits = gauge(
+            "semantic_false_hit_rate", "Of those, where the share of wrong ones is at 95 %.", "end"
+        )
+        self._refused_totals: dict[str, Total] = {}
         self._tier = {name: counter(name, text, "tier") for name, text in _TIER}
         self._tier_totals: dict[tuple[str, str], Total] = {}
         self._hit_totals: dict[tuple[str, str], Total] = {}
@@ -60,6 +66,18 @@ class CachingMetrics:
         self._saved_s.set(seconds)
         self._saved_prompt.set(prompt_tokens)
         self._saved_generation.set(generation_tokens)
+
+    def set_semantic(
+        self, refused: Mapping[str, int], judged: int, interval: tuple[float, float]
+    ) -> None:
+        """`refused` by reason; the interval of the false-hit rate rests on `judged` answers."""
+        for reason, total in refused.items():
+            if reason not in self._refused_totals:
+                self._refused_totals[reason] = Total(self._refused.labels(reason))
+            self._refused_totals[reason].set(total)
+        self._judged.set(judged)
+        for end, value in zip(("low", "high"), interval, strict=True):
+            self._false_hits.labels(end).set(value)
 
     def set_tier(
         self,

@@ -85,12 +85,15 @@ class EngineMetrics:
         self._step_s = families.step_s.labels(model)
         self._step_tokens = families.step_tokens.labels(model)
         self._shape: tuple[int, int] | None = None
+        self.prefix_tokens = (0, 0)
+        """Prompt tokens looked up in the prefix cache, and found there."""
 
     def on_step(self, stats: StepStats) -> None:
         """Takes one step's report; a report of 0 seconds tells of no step."""
         self._preemptions.set(stats.preemptions_total)
         self._prefix_queries.set(stats.prefix_queries_total)
         self._prefix_hits.set(stats.prefix_hits_total)
+        self.prefix_tokens = (stats.prefix_queries_total, stats.prefix_hits_total)
         if stats.seconds > 0:
             self._prefill_tokens.inc(stats.prefill_tokens)
             self._decode_tokens.inc(stats.decode_tokens)

@@ -83,6 +83,11 @@ class Metrics:
             found = self._engines[model] = EngineMetrics(model, self._engine_families)
         return found
 
+    def prefix_tokens(self) -> tuple[int, int]:
+        """Prompt tokens looked up in the prefix caches of all models, and found there."""
+        each = [engine.prefix_tokens for engine in self._engines.values()]
+        return sum(asked for asked, _ in each), sum(found for _, found in each)
+
     def scheduling(self, model: str) -> SchedulingMetrics:
         """The figures of the queue in front of a served model."""
         found = self._schedulers.get(model)
