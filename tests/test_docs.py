@@ -119,7 +119,7 @@ def test_every_package_is_pinned_once_and_installed_as_pinned() -> None:
     for extra in project["optional-dependencies"].values():
         roots += extra
     for name, version in installed_closure(roots).items():
-        if not name.startswith(("nvidia-", "cuda-", "triton")):
+        if name != "headrace" and not name.startswith(("nvidia-", "cuda-", "triton")):
             assert pins.get(name) == version.partition("+")[0], name
 
 
