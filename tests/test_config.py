@@ -71,7 +71,7 @@ def test_each_source_outranks_the_next(load: Any) -> None:
 @pytest.mark.parametrize("key", setting_fields())
 def test_every_key_is_reachable_from_file_environment_and_flag(load: Any, key: str) -> None:
     samples = {"api_keys": "k1", "origins": "https://a.example", "chat_template": "t.jinja"}
-    samples |= {"models": "m", "secret": "0123456789abcdef", "url": "redis://r"}
+    samples |= {"models": "wordllama", "secret": "0123456789abcdef", "url": "redis://r"}
     samples["tenants"] = "t" if "." in key else '[{"name": "a"}]'
     secret = {env_name("caching.secret"): samples["secret"]} if key == "caching.redis.url" else {}
     leaf = key.rpartition(".")[2]

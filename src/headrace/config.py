@@ -26,6 +26,7 @@ __all__ = [
     "CachingSettings",
     "CorsSettings",
     "DiskCacheSettings",
+    "EmbeddingSettings",
     "EngineSettings",
     "KeySettings",
     "LimitSettings",
@@ -352,6 +353,13 @@ class CachingSettings(_Section):
         return self
 
 
+class EmbeddingSettings(_Section):
+    """Models that turn texts into vectors, for /v1/embeddings. They need the extra `semantic`."""
+
+    models: tuple[Literal["wordllama", "minilm"], ...] = ()
+    """Those that are served, by their names."""
+
+
 class LogSettings(_Section):
     """Logging. Prompts and answers are never logged."""
 
@@ -369,6 +377,7 @@ class Settings(_Section):
     limits: LimitSettings = LimitSettings()
     scheduling: SchedulingSettings = SchedulingSettings()
     caching: CachingSettings = CachingSettings()
+    embeddings: EmbeddingSettings = EmbeddingSettings()
     keys: KeySettings = KeySettings()
     tenants: tuple[TenantSettings, ...] = ()
     """Tables of their own, [[tenants]] each; see docs/scheduling.md."""

@@ -19,6 +19,7 @@ from headrace.api.server import uvicorn_config
 from headrace.backends.script import Line, Script, pieces
 from headrace.backends.scripted import ScriptedBackend
 from headrace.caching import ResponseCache
+from headrace.caching.semantic.base import LocalEmbedder
 from headrace.config import Settings
 from headrace.core.clock import Clock, SystemClock
 from headrace.gateway import Gateway
@@ -59,6 +60,7 @@ async def site(
     limits: Mapping[str, Any] | None = None,
     clock: Clock | None = None,
     cache: ResponseCache | None = None,
+    embedders: Mapping[str, LocalEmbedder] | None = None,
     started: bool = True,
     kind: type[Gateway] = Gateway,
     address: tuple[str, int] = ("127.0.0.1", 123),
@@ -70,7 +72,9 @@ async def site(
         backend = ScriptedBackend(backend)
     clock = clock or SystemClock()
     settings = Settings.model_validate({"server": server or {}, "limits": limits or {}})
-    gateway = kind([backend], settings, clock=clock, metrics=Metrics(), cache=cache)
+    gateway = kind(
+        [backend], settings, clock=clock, metrics=Metrics(), cache=cache, embedders=embedders
+    )
     app = create_app(gateway, settings, clock=clock, version="1", manage_gateway=False)
     if started:
         await gateway.start()

@@ -11,7 +11,16 @@ from fastapi import FastAPI
 from starlette.middleware.cors import CORSMiddleware
 
 from headrace import __version__
-from headrace.api import caching, chat, completions, models, probes, scheduling, tokenize
+from headrace.api import (
+    caching,
+    chat,
+    completions,
+    embeddings,
+    models,
+    probes,
+    scheduling,
+    tokenize,
+)
 from headrace.api.base import Context, Gateway
 from headrace.api.cache_control import CACHE_HEADERS
 from headrace.api.errors import install_error_handlers
@@ -76,7 +85,10 @@ def create_app(
         redoc_url=None,
     )
     app.state.context = Context(gateway, settings, clock, entropy)
-    for room in (chat, completions, models, tokenize, probes, scheduling, caching):
+    for room in (
+        *(chat, completions, embeddings, models, tokenize),
+        *(probes, scheduling, caching),
+    ):
         app.include_router(room.router)
     install_error_handlers(app)
 

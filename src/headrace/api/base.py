@@ -17,6 +17,7 @@ from headrace.core.health import Health
 from headrace.core.request import Message, Request
 from headrace.gateway import Tenant
 from headrace.gateway.claims import Terms
+from headrace.gateway.embedding import Embedded
 from headrace.gateway.view import QueueRow
 from headrace.telemetry import Metrics
 
@@ -133,6 +134,16 @@ class Gateway(Protocol):
         tag: str | None = None,
     ) -> None:
         """Forgets the stored answers of all that is given. Raises InvalidRequest, NotFound."""
+        ...
+
+    async def embed(
+        self,
+        tenant: Tenant,
+        model: str,
+        inputs: Sequence[str | tuple[int, ...]],
+        dimensions: int | None,
+    ) -> Embedded:
+        """Raises ModelNotFound, InvalidRequest, QuotaExceeded, BackendUnavailable."""
         ...
 
     async def cached(self, entry: bytes) -> Entry | None:

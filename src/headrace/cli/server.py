@@ -18,7 +18,7 @@ from headrace import __version__
 from headrace.api import create_app
 from headrace.api.server import uvicorn_config
 from headrace.cli.banner import banner, exposed_warning, url_of
-from headrace.cli.caches import response_cache
+from headrace.cli.caches import local_embedders, response_cache
 from headrace.cli.embedded import EmbeddedEngine, ModelNotFetched
 from headrace.cli.progress import StageReporter
 from headrace.core.clock import SystemClock
@@ -106,13 +106,16 @@ def run_embedded(
     keys = KeyStore(settings.keys.file, clock)
     judge_model = settings.caching.semantic.judge_model
     judging = None if judge_model is None else Judging(judge_model, clock)
+    embedders = local_embedders(settings.embeddings)
+    ask = None if judging is None else judging.ask
     gateway = Gateway(
         [engine],
         settings,
         clock=clock,
         metrics=metrics,
-        cache=response_cache(settings.caching, clock, None if judging is None else judging.ask),
+        cache=response_cache(settings.caching, clock, embedders, ask),
         keys=keys,
+        embedders=embedders,
     )
     if judging is not None:
         judging.gateway = gateway

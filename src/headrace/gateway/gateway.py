@@ -13,6 +13,7 @@ from functools import partial
 
 from headrace.backends.base import Backend, ModelCard
 from headrace.caching import Entry, ResponseCache, Scope
+from headrace.caching.semantic.base import LocalEmbedder
 from headrace.config import Settings
 from headrace.core.clock import Clock
 from headrace.core.codec import TextCodec
@@ -31,6 +32,7 @@ from headrace.gateway.answering import Answers, replayed
 from headrace.gateway.cachebook import observe, report
 from headrace.gateway.claims import SubTenants, Terms, claim
 from headrace.gateway.computing import Job
+from headrace.gateway.embedding import Embedded, Embeddings
 from headrace.gateway.lanes import Lanes
 from headrace.gateway.lifeline import Lifeline
 from headrace.gateway.tenants import KeyRing, KeySource, Tenant
@@ -70,6 +72,7 @@ class Gateway:
         cache: ResponseCache | None = None,
         rng: random.Random | None = None,
         keys: KeySource | None = None,
+        embedders: Mapping[str, LocalEmbedder] | None = None,
     ) -> None:
         max_queue = settings.limits.max_queue
         self.metrics = metrics
@@ -84,6 +87,7 @@ class Gateway:
         self._answers = Answers(
             cache, self._quotas, self._tokeniser, clock, enter=self._enter, leave=self._leave
         )
+        self._embeddings = Embeddings(embedders or {}, metrics.embedding)
         self._draining = False
         self._active: set[Lifeline] = set()
         self._idle = asyncio.Event()
@@ -184,12 +188,14 @@ class Gateway:
         return self._keys.tenant(credential)
 
     def models(self, tenant: Tenant) -> tuple[ModelCard, ...]:
-        """Those that the tenant may use."""
-        return tuple(card for card in self._lanes.cards() if tenant.may_use(card.id))
+        """Those that the tenant may use, those that generate first."""
+        cards = (*self._lanes.cards(), *self._embeddings.cards())
+        return tuple(card for card in cards if tenant.may_use(card.id))
 
     def model(self, tenant: Tenant, name: str) -> ModelCard:
         """Raises ModelNotFound, also for a model that the tenant may not use."""
-        return self._lanes.route(name, tenant.may_use)[1]
+        card = next((card for card in self.models(tenant) if card.id == name), None)
+        return self._lanes.route(name, tenant.may_use)[1] if card is None else card
 
     def require_possible(self, tenant: Tenant, requests: int, choices: int) -> None:
         """Raises InvalidRequest for a call of so many requests that the tenant's limits would
@@ -199,6 +205,22 @@ class Gateway:
     def ratelimit(self, tenant: Tenant) -> RateLimits | None:
         """The tenant's rates as of now; None if it has none."""
         return self._quotas.state(tenant.name, tenant.limits)
+
+    async def embed(
+        self,
+        tenant: Tenant,
+        model: str,
+        inputs: Sequence[str | tuple[int, ...]],
+        dimensions: int | None,
+    ) -> Embedded:
+        """Vectors by an embedding model. Counts as one request of the tenant's. Raises
+        ModelNotFound, InvalidRequest, QuotaExceeded, BackendUnavailable."""
+        self._refuse_while_draining()
+        if model not in self._embeddings or not tenant.may_use(model):
+            card = self.model(tenant, model)
+            raise InvalidRequest(f"{card.id} is no embedding model.", param="model")
+        self._quotas.count(tenant.name, tenant.limits)
+        return await self._embeddings.embed(model, inputs, dimensions)
 
     async def tokenize(
         self,
@@ -319,6 +341,7 @@ class Gateway:
         """Returns once every backend is ready. Raises the HeadraceError of one that cannot be."""
         if self._cache is not None:
             await self._cache.start()
+        await self._embeddings.start()
         await asyncio.gather(*(lane.backend.start() for lane in self._lanes))
 
     @property
@@ -340,6 +363,7 @@ class Gateway:
         await asyncio.gather(*(lane.backend.close(0.0) for lane in self._lanes))
         if self._cache is not None:
             await self._cache.close()
+        await self._embeddings.close()
         self._tokeniser.close()
 
     async def _left_within(self, seconds: float) -> bool:

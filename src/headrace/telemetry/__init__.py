@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from headrace.telemetry.caching import CachingMetrics
+from headrace.telemetry.embedding import EmbeddingMetrics
 from headrace.telemetry.engine import EngineMetrics
 from headrace.telemetry.logs import configure_logging, log_request
 from headrace.telemetry.metrics import EXPOSITION_TYPE, Metrics, ModelMetrics
@@ -13,6 +14,7 @@ from headrace.telemetry.scheduling import SchedulingMetrics
 __all__ = [
     "EXPOSITION_TYPE",
     "CachingMetrics",
+    "EmbeddingMetrics",
     "EngineMetrics",
     "Metrics",
     "ModelMetrics",

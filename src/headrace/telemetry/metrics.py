@@ -11,6 +11,7 @@ from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from headrace.core.request import Endpoint
 from headrace.telemetry import buckets
 from headrace.telemetry.caching import CachingMetrics
+from headrace.telemetry.embedding import EmbeddingMetrics
 from headrace.telemetry.engine import EngineFamilies, EngineMetrics
 from headrace.telemetry.outcome import Outcome
 from headrace.telemetry.scheduling import SchedulingFamilies, SchedulingMetrics
@@ -61,6 +62,7 @@ class Metrics:
         self._scheduling_families = SchedulingFamilies(self.registry)
         self._schedulers: dict[str, SchedulingMetrics] = {}
         self.caching = CachingMetrics(self.registry)
+        self.embedding = EmbeddingMetrics(self.registry)
         self.http_in_flight = Gauge(
             "headrace_http_requests_in_flight",
             "HTTP requests being answered.",

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     Vector = NDArray[np.float32]
     """One dimension, unit length."""
 
-__all__ = ["Embedder", "EmbeddingFailedError", "Judgement", "Text", "Verifier"]
+__all__ = ["Embedder", "EmbeddingFailedError", "Judgement", "LocalEmbedder", "Text", "Verifier"]
 
 
 class EmbeddingFailedError(Exception):
@@ -47,6 +47,31 @@ class Embedder(Protocol):
         ...
 
     async def close(self) -> None: ...
+
+
+class LocalEmbedder(Embedder, Protocol):
+    """One whose tokens are known here, so that they can be counted and given instead of texts."""
+
+    @property
+    def max_tokens(self) -> int: ...
+
+    @property
+    def shorter(self) -> tuple[int, ...]:
+        """Lengths to which its vectors can be cut and still be of use."""
+        ...
+
+    def encode(self, text: str) -> list[int]:
+        """Its tokens. Raises EmbeddingFailedError if there are none or too many."""
+        ...
+
+    def check(self, ids: Sequence[int]) -> None:
+        """Raises EmbeddingFailedError unless these are tokens, of which there are some and not too
+        many."""
+        ...
+
+    async def embed_ids(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
+        """For texts that are tokens already. Raises EmbeddingFailedError."""
+        ...
 
 
 class Text(Protocol):

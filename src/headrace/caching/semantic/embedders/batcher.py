@@ -42,7 +42,7 @@ class Batcher(Generic[Item]):
         *,
         budget: int,
         workers: int = 1,
-        most_waiting: int = 2048,
+        most_waiting: int = 8192,
         name: str = "embed",
     ) -> None:
         self._run = run

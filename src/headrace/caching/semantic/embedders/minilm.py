@@ -62,6 +62,7 @@ class MiniLMEmbedder:
     max_characters = 1_200
     max_tokens = 256
     """The model has seen no longer texts; a longer one is refused, never cut."""
+    shorter = ()
 
     def __init__(self, model: Path | None = None, *, workers: int = 1) -> None:
         self._model = model
@@ -93,13 +94,18 @@ class MiniLMEmbedder:
             raise EmbeddingFailedError(f"{len(ids)} tokens, of at most {self.max_tokens}")
         return ids
 
+    def check(self, ids: Sequence[int]) -> None:
+        if not 0 < len(ids) <= self.max_tokens:
+            raise EmbeddingFailedError(f"{len(ids)} tokens, of at most {self.max_tokens}")
+        if min(ids) < 0 or max(ids) >= _WORDS:
+            raise EmbeddingFailedError("not tokens of this embedder")
+
     async def embed_ids(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
         """For texts that are tokens already."""
         if self._batcher is None:
             raise EmbeddingFailedError("MiniLM is not loaded")
         for row in ids:
-            if not 0 < len(row) <= self.max_tokens or min(row) < 0 or max(row) >= _WORDS:
-                raise EmbeddingFailedError("not tokens of this embedder, or too many")
+            self.check(row)
         return await self._batcher.submit(ids)
 
     async def close(self) -> None:

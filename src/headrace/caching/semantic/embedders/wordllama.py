@@ -40,6 +40,8 @@ class WordLlamaEmbedder:
     dimensions = 256
     max_characters = 2_000
     max_tokens = 2_048
+    shorter = (64, 128)
+    """It was trained so that these beginnings are of use (Matryoshka: A. Kusupati et al., 2022)."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
@@ -67,6 +69,15 @@ class WordLlamaEmbedder:
             raise EmbeddingFailedError(f"{len(ids)} tokens, of at most {self.max_tokens}")
         return ids
 
+    def check(self, ids: Sequence[int]) -> None:
+        table = self._table
+        if table is None:
+            raise EmbeddingFailedError("wordllama is not loaded")
+        if not 0 < len(ids) <= self.max_tokens:
+            raise EmbeddingFailedError(f"{len(ids)} tokens, of at most {self.max_tokens}")
+        if min(ids) < 0 or max(ids) >= len(table):
+            raise EmbeddingFailedError("not tokens of this embedder")
+
     async def embed_ids(self, ids: Sequence[Sequence[int]]) -> list[Vector]:
         """For texts that are tokens already."""
         vectors = []
@@ -82,17 +93,19 @@ class WordLlamaEmbedder:
     def _mean(self, ids: Sequence[int]) -> Vector:
         import numpy as np  # noqa: PLC0415 - comes with the semantic extra
 
-        table = self._table
-        if table is None:
-            raise EmbeddingFailedError("wordllama is not loaded")
-        if not ids or min(ids) < 0 or max(ids) >= len(table):
-            raise EmbeddingFailedError("not tokens of this embedder")
-        mean = table[list(ids)].mean(axis=0)
+        self.check(ids)
+        mean = self._rows(ids).mean(axis=0)
         norm = float(np.linalg.norm(mean))
         if not norm > 0:
             raise EmbeddingFailedError("the tokens' vectors cancel out")
         vector: Vector = mean / np.float32(norm)
         return vector
+
+    def _rows(self, ids: Sequence[int]) -> NDArray[np.float32]:
+        if self._table is None:
+            raise EmbeddingFailedError("wordllama is not loaded")
+        rows: NDArray[np.float32] = self._table[list(ids)]
+        return rows
 
     def _load(self) -> None:
         try:
