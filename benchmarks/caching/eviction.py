@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import hashlib
 import json
 import random
 import sys
@@ -73,6 +74,7 @@ def requests(trace: list[tuple[int, int]], count: int, seed: int) -> Iterator[As
         else:
             item = ranks[bisect(weights, rng.random() * weights[-1])]
             key, (prompt, output) = b"c%d" % item, catalogue[item]
+        key = hashlib.blake2b(key, digest_size=32).digest()
         saved_s = prompt / PREFILL_TOKENS_PER_S + output / DECODE_TOKENS_PER_S
         yield key, round(output * BYTES_PER_TOKEN) + 120, saved_s
 

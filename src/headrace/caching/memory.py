@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import heapq
 import itertools
+from collections import OrderedDict
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from headrace.caching.base import TierStats
 from headrace.caching.entry import Entry
-from headrace.caching.sketch import FrequencySketch
 from headrace.core.clock import Clock
 
 __all__ = ["MemoryTier"]
 
 _OVERHEAD = 400
 """Bytes an entry takes beside its log: key, slot, entry, heap items, dict slot. Measured."""
-_TYPICAL_ENTRY = 2048
+_GHOST_BYTES = 100
+_GHOSTS = 2.0
+"""So many keys of entries that had to go are remembered for each that is there."""
+_NEWCOMERS = 0.05
+"""Share of the budget for entries that have to prove themselves. Smaller is better for hits, as
+long as a few answers fit."""
 _LEAST_S = 1e-3
 
 
@@ -25,20 +30,22 @@ class _Slot:
     entry: Entry
     size: int
     hits: int
-    priority: float
-    number: int
+    proven: bool
+    priority: float = 0.0
+    number: int = 0
 
 
 class MemoryTier:
-    """Keeps what saves the most seconds per byte: GDSF (Cherkasova, 1998), in which an entry's
+    """Keeps what saves the most seconds per byte. A new entry waits in a small first-in-first-out
+    queue; unless it is asked for there, it goes, and only its key is remembered, by which it is
+    proven when it comes again (S3-FIFO: J. Yang et al., SOSP 2023). Among the proven ones the
     priority is
 
         L + hits * saved_s / size
 
     and the least one goes first; L is the priority of the last one that went, so that what was
-    once popular ages. Where others must go for it, a newcomer is let in only if it is expected to
-    save more than they do, by how often each was asked for lately (TinyLFU). So a scan of requests
-    that never come back displaces nothing. Event loop only.
+    once popular ages (GDSF: L. Cherkasova, 1998). So a scan of requests that never come back
+    displaces nothing. benchmarks/caching/eviction.py compares. Event loop only.
     """
 
     name = "memory"
@@ -47,8 +54,10 @@ class MemoryTier:
         self.max_bytes = max_bytes
         self._clock = clock
         self._slots: dict[bytes, _Slot] = {}
+        self._new: OrderedDict[bytes, None] = OrderedDict()
+        self._new_bytes = 0
         self._heap: list[tuple[float, int, bytes]] = []
-        self._sketch = FrequencySketch(max_bytes // _TYPICAL_ENTRY)
+        self._ghosts: OrderedDict[bytes, None] = OrderedDict()
         self._numbers = itertools.count()
         self._floor = 0.0
         self._bytes = 0
@@ -77,7 +86,6 @@ class MemoryTier:
 
     def look(self, key: bytes) -> Entry | None:
         """`get` without waiting."""
-        self._sketch.add(key)
         slot = self._slots.get(key)
         if slot is None or slot.entry.expires <= self._clock.wall():
             if slot is not None:
@@ -86,26 +94,32 @@ class MemoryTier:
             return None
         self._hits += 1
         slot.hits += 1
-        self._rank(key, slot)
+        if slot.proven:
+            self._rank(key, slot)
         return slot.entry
 
     def put(self, key: bytes, entry: Entry) -> None:
+        hits, proven = 0, self._ghosts.pop(key, self) is None
         old = self._slots.get(key)
-        hits = 1
         if old is not None:
-            hits = old.hits
+            hits, proven = old.hits, old.proven
             self._drop(key, old)
         size = entry.size + _OVERHEAD
         if entry.expires <= self._clock.wall():
             return
-        if size > self.max_bytes or not self._make_room(key, entry, size):
+        if size > self.max_bytes:
             self._dropped += 1
             return
-        slot = _Slot(entry, size, hits, 0.0, 0)
+        self._make_room(size)
+        slot = _Slot(entry, size, max(1, hits) if proven else hits, proven)
         self._slots[key] = slot
         self._bytes += size
         self._stores += 1
-        self._rank(key, slot)
+        if proven:
+            self._rank(key, slot)
+        else:
+            self._new[key] = None
+            self._new_bytes += size
 
     def remove(self, key: bytes) -> None:
         slot = self._slots.get(key)
@@ -114,13 +128,15 @@ class MemoryTier:
 
     def clear(self) -> None:
         self._slots.clear()
+        self._new.clear()
         self._heap.clear()
-        self._bytes = 0
+        self._ghosts.clear()
+        self._bytes = self._new_bytes = 0
 
     def stats(self) -> TierStats:
         return TierStats(
             entries=len(self._slots),
-            bytes=self._bytes,
+            bytes=self._bytes + _GHOST_BYTES * len(self._ghosts),
             hits=self._hits,
             misses=self._misses,
             stores=self._stores,
@@ -128,37 +144,42 @@ class MemoryTier:
             dropped=self._dropped,
         )
 
-    def _make_room(self, key: bytes, entry: Entry, size: int) -> bool:
-        """Evicts for it, unless what would have to go is worth more."""
-        spare = self._bytes + size - self.max_bytes
-        if spare <= 0:
-            return True
-        worth = self._worth(key, entry)
-        victims: list[tuple[float, int, bytes]] = []
-        now = self._clock.wall()
-        freed, given_up = 0, 0.0
-        while freed < spare:
-            item = heapq.heappop(self._heap)
-            slot = self._slots.get(item[2])
-            if slot is None or slot.number != item[1]:
-                continue
-            victims.append(item)
-            freed += slot.size
-            if slot.entry.expires > now:
-                given_up += self._worth(item[2], slot.entry)
-            if given_up > worth:
-                for back in victims:
-                    heapq.heappush(self._heap, back)
-                return False
-        for priority, _, victim in victims:
-            self._floor = max(self._floor, priority)
-            self._drop(victim, self._slots[victim])
-            self._evictions += 1
-        return True
+    def _make_room(self, size: int) -> None:
+        while self._bytes + size + _GHOST_BYTES * len(self._ghosts) > self.max_bytes:
+            if not self._slots:
+                self._ghosts.popitem(last=False)
+            elif self._new and (
+                self._new_bytes > _NEWCOMERS * self.max_bytes or len(self._new) == len(self._slots)
+            ):
+                self._judge_newcomer()
+            else:
+                self._evict_proven()
 
-    def _worth(self, key: bytes, entry: Entry) -> float:
-        """Seconds it is expected to save until the sketch is halved."""
-        return self._sketch.count(key) * max(entry.saved_s, _LEAST_S)
+    def _judge_newcomer(self) -> None:
+        """The oldest of the new ones stays if it was asked for, and goes otherwise."""
+        key = next(iter(self._new))
+        slot = self._slots[key]
+        if slot.hits:
+            del self._new[key]
+            self._new_bytes -= slot.size
+            slot.proven = True
+            self._rank(key, slot)
+            return
+        self._drop(key, slot)
+        self._evictions += 1
+        self._ghosts[key] = None
+        while len(self._ghosts) > _GHOSTS * len(self._slots):
+            self._ghosts.popitem(last=False)
+
+    def _evict_proven(self) -> None:
+        while True:
+            priority, number, key = heapq.heappop(self._heap)
+            slot = self._slots.get(key)
+            if slot is not None and slot.proven and slot.number == number:
+                self._floor = priority
+                self._drop(key, slot)
+                self._evictions += 1
+                return
 
     def _rank(self, key: bytes, slot: _Slot) -> None:
         saved_s = max(slot.entry.saved_s, _LEAST_S)
@@ -166,9 +187,12 @@ class MemoryTier:
         slot.number = next(self._numbers)
         heapq.heappush(self._heap, (slot.priority, slot.number, key))
         if len(self._heap) > 64 + 4 * len(self._slots):
-            self._heap = [(s.priority, s.number, k) for k, s in self._slots.items()]
+            self._heap = [(s.priority, s.number, k) for k, s in self._slots.items() if s.proven]
             heapq.heapify(self._heap)
 
     def _drop(self, key: bytes, slot: _Slot) -> None:
         del self._slots[key]
         self._bytes -= slot.size
+        if not slot.proven:
+            del self._new[key]
+            self._new_bytes -= slot.size

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from headrace.caching import CachePolicy, Epochs, KeyMaker, MemoryTier, ResponseCache
 from headrace.caching.disk import DiskTier
+from headrace.caching.kept_epochs import keep_epochs
 from headrace.config_loading import ConfigError
 
 if TYPE_CHECKING:
@@ -45,6 +46,8 @@ def response_cache(
     if not settings.enabled:
         return None
     secret, epochs = _secret(settings), Epochs()
+    if settings.disk.folder is not None:
+        keep_epochs(epochs, settings.disk.folder / "epochs.json")
     remote = _remote(settings, secret, epochs, clock)
     lower: list[Tier] = []
     if settings.disk.folder is not None:

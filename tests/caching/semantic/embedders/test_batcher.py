@@ -32,8 +32,8 @@ class Model:
         return [np.array([item], np.float32) for item in items]
 
 
-def batcher(model: Model, **more: int) -> Batcher[int]:
-    return Batcher(model.run, lambda item: item, **{"budget": 64, **more})
+def batcher(model: Model, most_waiting: int = 8192) -> Batcher[int]:
+    return Batcher(model.run, lambda item: item, budget=64, most_waiting=most_waiting)
 
 
 async def values(made: Batcher[int], items: Sequence[int]) -> list[int]:

@@ -30,6 +30,7 @@ __all__ = ["WordLlamaEmbedder"]
 
 _WEIGHTS = Path("weights/l2_supercat_256.safetensors")
 _TOKENIZER = Path("tokenizers/l2_supercat_tokenizer_config.json")
+_NAME = "wordllama-l2-supercat-256"
 _PIECE = 32
 """Texts that are embedded before others get their turn on the event loop."""
 
@@ -45,7 +46,7 @@ class WordLlamaEmbedder:
 
     def __init__(self, folder: Path | None = None) -> None:
         self._folder = folder
-        self._id = "wordllama-l2-supercat-256"
+        self._id = _NAME
         self._table: NDArray[np.float32] | None = None
         self._tokenizer: Any = None
 
@@ -125,7 +126,7 @@ class WordLlamaEmbedder:
             raise EmbeddingFailedError(f"wordllama's table has the shape {table.shape}")
         tokenizer.no_padding()
         tokenizer.no_truncation()
-        self._id += "-" + hashlib.sha256(weights).hexdigest()[:12]
+        self._id = f"{_NAME}-{hashlib.sha256(weights).hexdigest()[:12]}"
         self._tokenizer, self._table = tokenizer, table
 
 
