@@ -54,7 +54,9 @@ class Admission:
         limit = policy.tolerance * target
         fair = limit * self.fairness(entry)
         own_prompt = min(books.prefill_s(entry), _OWN_PROMPT * target)
-        while (wait := books.wait_s(own)) and (expected := wait + own_prompt) > fair:
+        while (wait := books.wait_s(own)) and (
+            expected := books.waits.factor * wait + own_prompt
+        ) > fair:
             # Others need not make room for what is too much only for this one.
             self._push_out(entry, "predicted_wait", own_flow=expected <= limit)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from headrace.core.clock import Clock
 from headrace.core.request import PriorityClass
 from headrace.scheduling.base import Cost
+from headrace.scheduling.calibration import WaitCalibration
 from headrace.scheduling.counters import Counters
 from headrace.scheduling.entry import Entry, State
 from headrace.scheduling.forecast import Forecaster
@@ -60,6 +61,7 @@ class Books:
         self.backlog = Backlog()
         self.slots = Slots(policy)
         self.prefills = Prefills()
+        self.waits = WaitCalibration()
         self.unstarted: dict[Entry, None] = {}
         self.running: dict[Entry, None] = {}
         self._capacity = capacity

@@ -59,6 +59,8 @@ class Entry:
     lane: Lane = Lane.ON_TIME
     visit: int = 0
     charged: float = 0.0
+    predicted_s: float = 0.0
+    """To its first token, when it was admitted; 0 where that was soon or nobody knew."""
     dispatched_at: float | None = None
     first_token_at: float | None = None
     last_token_at: float = 0.0

@@ -28,6 +28,8 @@ __all__ = ["Heart"]
 
 _PASSED = "The deadline of the request has passed."
 _NO_FORECAST = Forecast(0.0, 0, 0)
+_WORTH_LEARNING = 0.25
+"""Share of the target; shorter waits say nothing of those that decide about admission."""
 _QUEUED = (State.ADMITTED, State.WAITING)
 
 
@@ -87,6 +89,9 @@ class Heart:
         if claim.deadline is not None:
             self._check_deadline(entry, claim.deadline, now)
         self._admission.make_room(entry)
+        wait = books.wait_s(claim.priority_class) or 0.0
+        if wait > _WORTH_LEARNING * books.target_s(claim.priority_class):
+            entry.predicted_s = wait + books.prefill_s(entry)
         books.counters.admitted[claim.priority_class] += 1
         books.slots.seen(entry, now)
         books.hold(entry)
@@ -137,6 +142,8 @@ class Heart:
             entry.last_token_at = now
             return
         entry.first_token_at = entry.last_token_at = now
+        if entry.predicted_s:
+            books.waits.observe(entry.predicted_s, now - entry.arrival)
         dispatched = now if entry.dispatched_at is None else entry.dispatched_at
         if any(books.backlog.choices):
             alone = now - max(dispatched, self._last_first_token)

@@ -58,9 +58,9 @@ class Reach:
         else:
             self._below.pop(key, None)
 
-    def kept_from(self, entry: Entry, now: float, slots_per_weight: float) -> int:
+    def kept_from(self, entry: Entry, now: float, slots_per_weight: float, most: float) -> int:
         """How many free slots the other flows of its class have a claim to: up to what they lately
-        filled, and no more than their weighted share."""
+        filled, no more than their weighted share, and no more than `most` together."""
         if self.half_life_s <= 0:
             return 0
         kept = 0
@@ -76,4 +76,4 @@ class Reach:
             kept += max(0, within - known.used)
         for key in faded:
             del self._below[key]
-        return kept
+        return min(kept, math.floor(most))

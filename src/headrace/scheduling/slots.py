@@ -17,6 +17,8 @@ _CLASSES = tuple(PriorityClass)
 _MOST_FLOWS = 4096
 _FLOOR = 0.5
 _PRESSING = 0.7
+_REACH_SHARE = 0.25
+"""Of the slots kept for flows that will come back, divided by the number of flows."""
 _SIMILAR = 1.05
 _RATE = 0.02
 _SMALL_BACKEND = 8
@@ -210,7 +212,10 @@ class Slots:
         express = self._kept(self._policy.express, capacity)
         if express and entry.work <= _SIMILAR * self.usual_work:
             express = 1
-        return max(express, self._reach.kept_from(entry, now, capacity / self._weights))
+        # Of many flows some are always back, so that less need be kept for each.
+        most = _REACH_SHARE * capacity / self.flows_seen
+        kept = self._reach.kept_from(entry, now, capacity / self._weights, most)
+        return max(express, kept)
 
     def by_class_and_flow(self) -> dict[tuple[PriorityClass, str], int]:
         return dict(self._by_class_and_flow)
