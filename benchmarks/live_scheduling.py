@@ -7,7 +7,8 @@ Starts a server with three tenants and runs, one after the other:
 * head_of_line: a batch tenant keeps 2,000-token prompts queued, a second one sends short
   interactive requests; once first come, first served (the same server, order and admission
   switched off), once as shipped.
-* flood: a tenant's steady requests alone, then beside another tenant's flood of the same class.
+* flood: a tenant's steady requests, 0.8 a second, alone, then beside another tenant's flood of the
+  same class: 96 clients that ask again as soon as they are answered.
 * itl: streams while prompts arrive, with an absolute target, then with a loose one.
 * overload: five times the capacity is offered for a minute.
 
@@ -37,6 +38,7 @@ from typing import Any
 import aiohttp
 from benchmarks.closed_loop import free_port, machine, percentile, wait_ready
 
+STEADY_PER_S = 0.8
 ADMIN, BATCH, STEADY, FLOOD = "sk-admin", "sk-batch", "sk-steady", "sk-flood"
 CONFIG = """
 [[tenants]]
@@ -256,11 +258,15 @@ async def head_of_line(client: Client, seconds: float) -> dict[str, Any]:
 
 async def flood(client: Client, seconds: float) -> dict[str, Any]:
     def steady() -> Awaitable[list[Sample]]:
-        return closed(8, seconds, lambda: client.ask(STEADY, 128, 48))
+        return offered(STEADY_PER_S, seconds, lambda: client.ask(STEADY, 128, 48), 7)
 
+    rng = random.Random(3)
     alone = await steady()
-    async with beside(closed(96, seconds + 5.0, lambda: client.ask(FLOOD, 128, 48))):
-        await asyncio.sleep(5.0)
+    # Of different lengths: equal ones would end in waves, with no slot free for seconds on end.
+    async with beside(
+        closed(96, seconds + 25.0, lambda: client.ask(FLOOD, 128, rng.randint(16, 80)))
+    ):
+        await asyncio.sleep(25.0)
         crowded = await steady()
     a, b = spread(ttfts(alone)), spread(ttfts(crowded))
     step = max((float(row["predicted_s"]) for row in await client.trace()), default=0.0)
@@ -365,7 +371,7 @@ async def run(url: str, pid: int, args: argparse.Namespace) -> dict[str, Any]:
         await closed(8, 8.0, lambda: client.ask(STEADY, 128, 32))  # warm, and measured
         scenarios: dict[str, Callable[[], Awaitable[dict[str, Any]]]] = {
             "head_of_line": lambda: head_of_line(client, args.seconds),
-            "flood": lambda: flood(client, args.seconds / 2),
+            "flood": lambda: flood(client, args.seconds),
             "itl": lambda: itl(client, args.seconds / 2),
             "overload": lambda: overload(client, args.seconds / 2, pid),
         }

@@ -20,7 +20,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from benchmarks.closed_loop import free_port, machine, percentile, wait_ready
 
@@ -72,8 +72,7 @@ class Connection(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast("asyncio.Transport", transport)
         self._send()
 
     def _send(self) -> None:
@@ -132,7 +131,7 @@ async def load(port: int, clients: int, seconds: float, *, stream: bool) -> dict
 
 
 @contextlib.contextmanager
-def served() -> Iterator[int]:
+def served(settle: float) -> Iterator[int]:
     port = free_port()
     command = [str(Path(sys.executable).with_name("headrace")), "serve", "--port", str(port)]
     os.sched_setaffinity(0, {SERVER_CORE})  # the server inherits it
@@ -140,6 +139,7 @@ def served() -> Iterator[int]:
     os.sched_setaffinity(0, {CLIENT_CORE})
     try:
         wait_ready(f"http://127.0.0.1:{port}")
+        time.sleep(settle)  # the engine populates its KV memory meanwhile
         yield port
     finally:
         server.send_signal(signal.SIGTERM)
@@ -204,9 +204,10 @@ async def run(port: int, seconds: float) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=8.0)
+    parser.add_argument("--settle", type=float, default=25.0)
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    with served() as port:
+    with served(args.settle) as port:
         rows = asyncio.run(run(port, args.seconds))
     result = {
         "command": " ".join(["python -m benchmarks.caching.hits", *sys.argv[1:]]),

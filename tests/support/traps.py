@@ -101,6 +101,11 @@ _TRAPS = {
         What is TCP? | What is UDP?
         Do I need a visa for china? | Do I need a visa for russia?
         What does mitosis mean? | What does meiosis mean?
+        What is a print? | What is a printer?
+        What is a lock? | What is a locker?
+        How do I find a job in teaching? | How do I find a job as a teacher?
+        What is a state? | What is a statement?
+        What is an engine? | What is an engineer?
         Is a Tesla expensive? | Is a Toyota expensive?
         What is the plot of Hamlet? | What is the plot of Macbeth?
         How big is Mars? | How big is Venus?

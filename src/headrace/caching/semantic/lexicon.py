@@ -86,9 +86,10 @@ def stem(word: str) -> str:
 
 @functools.lru_cache(maxsize=1 << 16)
 def root(word: str) -> str:
-    """A crude root that joins the forms of a word (M. F. Porter's step 1b and 1c, 1980)."""
+    """A crude root that joins the forms of a word (M. F. Porter's step 1b and 1c, 1980), and no
+    more: who does a thing, and the doing of it, are other things ("print", "printer")."""
     word = stem(word)
-    for ending in ("ing", "ed", "er", "ly", "ment", "ness"):
+    for ending in ("ing", "ed", "ly"):
         base = word[: -len(ending)]
         if word.endswith(ending) and len(base) >= 4 and any(c in "aeiouy" for c in base):
             if len(base) > 4 and base[-1] == base[-2] and base[-1] not in "ls":
