@@ -86,11 +86,12 @@ all requests are sent as one class then, as the engine too puts the more urgent 
 
 @dataclass(slots=True)
 class Sample:
-    """One request. `refused` is the status of a refusal."""
+    """One request, and after how many seconds a refused one may come back."""
 
     sent: float
     status: int = 0
     answered: float = 0.0
+    retry_after_s: float = 0.0
     times: list[float] = field(default_factory=list)
 
     @property
@@ -127,6 +128,7 @@ class Client:
             sample.status = response.status
             if response.status != 200:
                 await response.read()
+                sample.retry_after_s = float(response.headers.get("retry-after-ms", 0)) / 1000
             else:
                 async for line in response.content:
                     if line.startswith(b"data: {") and b'"error"' not in line[:16]:
@@ -179,7 +181,10 @@ async def closed(
 
     async def one() -> None:
         while time.monotonic() < end:
-            samples.append(await ask())
+            sample = await ask()
+            samples.append(sample)
+            # Who is refused comes back when told to, as the SDKs do.
+            await asyncio.sleep(min(sample.retry_after_s, max(0.0, end - time.monotonic())))
 
     await asyncio.gather(*(one() for _ in range(clients)))
     return samples

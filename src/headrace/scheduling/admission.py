@@ -53,10 +53,10 @@ class Admission:
         target = books.target_s(own)
         limit = policy.tolerance * target
         fair = limit * self.fairness(entry)
+        # Several flows have their margin from `fairness`.
+        margin = books.waits.factor if books.slots.flows_seen < 2 else 1.0
         own_prompt = min(books.prefill_s(entry), _OWN_PROMPT * target)
-        while (wait := books.wait_s(own)) and (
-            expected := books.waits.factor * wait + own_prompt
-        ) > fair:
+        while (wait := books.wait_s(own)) and (expected := margin * wait + own_prompt) > fair:
             # Others need not make room for what is too much only for this one.
             self._push_out(entry, "predicted_wait", own_flow=expected <= limit)
 

@@ -8,13 +8,14 @@ __all__ = ["WaitCalibration"]
 
 _STEP = 0.05
 _QUANTILE = 0.9
-_LEAST, _MOST = 1.0, 2.0
+_LEAST, _MOST = 1.0, 1.25
 
 
 class WaitCalibration:
     """A factor that nine in ten waits stay within, found by a step up for each that was longer and
     a ninth of a step down for each that was not (H. Robbins and S. Monro, 1951). Never below 1:
-    what came out shorter than predicted is no reason to admit more."""
+    what came out shorter than predicted is no reason to admit more; and never far above, or it
+    refused what a small machine can serve."""
 
     def __init__(self) -> None:
         self.factor = _LEAST
