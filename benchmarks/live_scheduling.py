@@ -7,7 +7,7 @@ Starts a server with three tenants and runs, one after the other:
 * head_of_line: a batch tenant keeps 2,000-token prompts queued, a second one sends short
   interactive requests; once first come, first served (the same server, order and admission
   switched off), once as shipped.
-* flood: a tenant's steady requests, 0.8 a second, alone, then beside another tenant's flood of the
+* flood: a tenant's steady requests, 0.4 a second, alone, then beside another tenant's flood of the
   same class: 96 clients that ask again as soon as they are answered.
 * itl: streams while prompts arrive, with an absolute target, then with a loose one.
 * overload: five times the capacity is offered for a minute.
@@ -38,7 +38,7 @@ from typing import Any
 import aiohttp
 from benchmarks.closed_loop import free_port, machine, percentile, wait_ready
 
-STEADY_PER_S = 0.8
+STEADY_PER_S = 0.4
 ADMIN, BATCH, STEADY, FLOOD = "sk-admin", "sk-batch", "sk-steady", "sk-flood"
 CONFIG = """
 [[tenants]]
