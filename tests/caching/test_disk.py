@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -125,8 +126,136 @@ async def test_it_stays_within_its_budget_and_keeps_what_is_worth_most(tmp_path:
         kept = [n for n in range(20) if await disk.get(key(n)) is not None]
         assert len(kept) >= 15
         assert await disk.get(key(399)) is not None
-    size = (tmp_path / "state" / "a.sqlite").stat().st_size
-    assert size < 400_000
+
+
+@pytest.mark.parametrize("length", [300, 2200, 6000])
+async def test_the_file_is_no_larger_than_it_may_be(tmp_path: Path, length: int) -> None:
+    """Whatever a row wastes of its pages."""
+    async with tier(tmp_path, budget=600_000) as disk:
+        for n in range(1_200_000 // length):
+            disk.put(key(n), entry("x" * length, saved_s=n % 7))
+            if n % 200 == 199:
+                await written(disk)
+        await written(disk)
+        assert disk.stats().dropped == 0
+    assert 500_000 < (tmp_path / "state" / "a.sqlite").stat().st_size < 660_000
+
+
+async def test_a_smaller_budget_shrinks_the_file(tmp_path: Path) -> None:
+    async with tier(tmp_path) as disk:
+        for n in range(300):
+            disk.put(key(n), entry("x" * 3000))
+    async with tier(tmp_path, budget=200_000) as disk:
+        await written(disk)
+        assert 30 < (disk.stats().entries or 0) < 60
+        assert await disk.get(key(299)) is not None
+    assert (tmp_path / "state" / "a.sqlite").stat().st_size <= 200_000
+
+
+async def test_many_expired_ones_go_before_any_other(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with tier(tmp_path, clock, 4 << 20) as disk:
+        for n in range(4000):
+            disk.put(key(n), entry("x" * 500, clock=clock, ttl=10.0 if n >= 100 else 1000.0))
+            if n % 1000 == 999:
+                await written(disk)
+        clock.advance(20.0)
+    async with tier(tmp_path, clock, 600_000) as disk:
+        await written(disk)
+        assert disk.stats().evictions == 0
+        assert await disk.get(key(0)) is not None
+
+
+async def test_an_entry_that_would_empty_it_is_not_taken(tmp_path: Path) -> None:
+    async with tier(tmp_path, budget=80_000) as disk:
+        disk.put(key(1), entry("x" * 10_001))
+        disk.put(key(2), entry("x" * 10_000))
+        await written(disk)
+        assert disk.stats().dropped == 1
+        assert disk.stats().entries == 1
+
+
+async def test_what_is_removed_while_it_is_read_is_not_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with tier(tmp_path) as disk:
+        disk.put(key(1), entry())
+        await written(disk)
+        read_it, go_on = threading.Event(), threading.Event()
+        read = disk._store.read
+
+        def slowly(wanted: bytes) -> bytes | None:
+            data = read(wanted)
+            read_it.set()
+            go_on.wait(5)
+            return data
+
+        monkeypatch.setattr(disk._store, "read", slowly)
+        found = asyncio.create_task(disk.get(key(1)))
+        await asyncio.to_thread(read_it.wait, 5)
+        disk.remove(key(1))
+        await written(disk)
+        go_on.set()
+        assert await found is None
+
+
+async def test_a_disk_that_fails_does_not_hold_up_the_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls = []
+
+    def full(*_: object) -> bool:
+        calls.append(1)
+        raise sqlite3.OperationalError("database or disk is full")
+
+    async with tier(tmp_path) as disk:
+        monkeypatch.setattr(disk._store, "apply", full)
+        disk.remove(key(1))
+    assert len(calls) == 1
+
+
+async def test_a_disk_that_is_slow_to_open_does_not_hold_up_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_START_S", 0.02)
+    go = threading.Event()
+    disk = DiskTier(tmp_path / "a.sqlite", BUDGET, VirtualClock(), read_limit_s=5)
+    apply = disk._store.apply
+
+    def slowly(changes: dict[bytes, Entry | None], touched: dict[bytes, int]) -> bool:
+        go.wait(5)
+        return apply(changes, touched)
+
+    monkeypatch.setattr(disk._store, "apply", slowly)
+    started = asyncio.get_running_loop().time()
+    await disk.start()
+    assert asyncio.get_running_loop().time() - started < 1.0
+    disk.put(key(1), entry())
+    assert await disk.get(key(1)) == entry()
+    go.set()
+    await written(disk)
+    assert disk.stats().entries == 1
+    await disk.close()
+
+
+async def test_another_process_that_holds_the_file_makes_misses(tmp_path: Path) -> None:
+    clock = VirtualClock()
+    async with tier(tmp_path, clock) as disk:
+        disk.put(key(1), entry(clock=clock))
+        await written(disk)
+        db = sqlite3.connect(tmp_path / "state" / "a.sqlite", isolation_level=None)
+        db.execute("BEGIN EXCLUSIVE")
+        disk.put(key(2), entry(clock=clock))
+        await written(disk)
+        assert not disk.stats().healthy
+        assert await disk.get(key(1)) is None
+        db.execute("ROLLBACK")
+        db.close()
+        clock.advance(10.0)
+        disk.put(key(3), entry(clock=clock))
+        await written(disk)
+        assert disk.stats().healthy
+        assert [await disk.get(key(n)) is not None for n in (1, 2, 3)] == [True, False, True]
 
 
 async def test_the_count_of_bytes_is_that_of_the_file(tmp_path: Path) -> None:
@@ -252,8 +381,6 @@ async def test_a_disk_that_fails_is_tried_again_and_forgets_no_removal(
 async def test_a_slow_disk_is_a_miss_within_the_limit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import threading
-
     disk = DiskTier(tmp_path / "a.sqlite", BUDGET, VirtualClock(), read_limit_s=0.02)
     await disk.start()
     go = threading.Event()
@@ -274,11 +401,19 @@ async def test_more_writes_than_can_wait_are_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_MOST_WAITING", 10)
+    monkeypatch.setattr(module, "_MOST_WAITING_BYTES", 8_500)
     async with tier(tmp_path) as disk:
         for n in range(15):
             disk.put(key(n), entry())
         assert disk.stats().dropped == 5
         assert disk.stats().stores == 10
+        await written(disk)
+        for n in range(10):
+            disk.put(key(n), entry("x" * 1000))
+        assert disk.stats().dropped == 7
+        await written(disk)
+        disk.put(key(1), entry("x" * 1000))
+        assert disk.stats().dropped == 7
 
 
 WRITER = """

@@ -1,9 +1,10 @@
-"""A real redis-server, and servers that only pretend to be one."""
+"""A real redis-server, servers that only pretend to be one, and who uses them."""
 
 from __future__ import annotations
 
 import asyncio
 import os
+import random
 import shutil
 import signal
 import socket
@@ -11,11 +12,37 @@ import subprocess
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-__all__ = ["RedisServer", "free_port", "pretending", "redis_server"]
+from headrace.caching import Epochs
+from headrace.caching.entry import Entry
+from headrace.caching.remote import Remote, RemoteSettings
+from headrace.core.clock import SystemClock
+
+__all__ = [
+    "BOUND_S",
+    "MUCH_MORE_S",
+    "SECRET",
+    "RedisServer",
+    "assert_prompt",
+    "entry",
+    "free_port",
+    "key",
+    "pretending",
+    "redis_server",
+    "remote",
+    "sent",
+    "took",
+    "until",
+]
+
+SECRET = b"s" * 32
+BOUND_S = 0.05
+MUCH_MORE_S = 0.5
+"""What a wait of at most BOUND_S is measured with on a busy machine."""
 
 
 def free_port() -> int:
@@ -114,8 +141,8 @@ async def pretending(behaviour: Behaviour) -> AsyncIterator[str]:
         tasks.add(task)
         try:
             await behaviour(reader, writer)
-        except (OSError, asyncio.IncompleteReadError):
-            pass
+        except (OSError, asyncio.IncompleteReadError, asyncio.CancelledError):
+            pass  # a cancelled handler makes a noise in asyncio
         finally:
             tasks.discard(task)
             writer.close()
@@ -128,3 +155,73 @@ async def pretending(behaviour: Behaviour) -> AsyncIterator[str]:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def key(n: int) -> bytes:
+    return n.to_bytes(32, "big")
+
+
+def entry(text: str = "x", ttl: float = 100.0) -> Entry:
+    now = time.time()
+    return Entry(text.encode(), False, now, now + ttl, 1.0, 1, 1)
+
+
+@asynccontextmanager
+async def remote(
+    url: str,
+    *,
+    secret: bytes = SECRET,
+    epochs: Epochs | None = None,
+    patient: bool = True,
+    **more: object,
+) -> AsyncIterator[Remote]:
+    """`patient` is for tests of what is done, not of how long it may take."""
+    settings = RemoteSettings(url, timeout_s=2.0 if patient else BOUND_S)
+    settings = replace(settings, **more)  # type: ignore[arg-type]
+    made = Remote(
+        settings,
+        secret,
+        Epochs() if epochs is None else epochs,
+        clock=SystemClock(),
+        rng=random.Random(1),
+    )
+    await made.start()
+    own = [*made.bulletin._tasks, made.epochs._task, made._task]
+    try:
+        yield made
+        assert not any(task is None or task.done() for task in own), "each runs until the end"
+    finally:
+        await made.close()
+        assert not made.link._tasks
+        assert all(task is not None and task.done() for task in own)
+
+
+async def until(true: Callable[[], bool | Awaitable[bool]], seconds: float = 10.0) -> None:
+    async with asyncio.timeout(seconds):
+        while True:
+            result = true()
+            if result if isinstance(result, bool) else await result:
+                return
+            await asyncio.sleep(0.005)
+
+
+async def sent(made: Remote) -> None:
+    await until(lambda: not made._waiting)
+
+
+async def took(work: Awaitable[object]) -> float:
+    started = time.perf_counter()
+    await work
+    return time.perf_counter() - started
+
+
+async def assert_prompt(made: Remote, count: int = 12) -> None:
+    for n in range(count):
+        assert await took(made.get(key(n))) < MUCH_MORE_S
+        made.put(key(n), entry())
+        made.remove(key(n + 1000))
+        made.bulletin.publish("k", b"x")
+    assert await took(made.leases.held(key(1))) < MUCH_MORE_S
+    taken = await made.leases.take(key(1), 1.0)
+    assert taken is not None
+    await taken()

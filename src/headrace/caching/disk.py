@@ -18,33 +18,47 @@ from headrace.core.clock import Clock
 
 __all__ = ["DiskTier"]
 
-_VERSION = 1
+_VERSION = 2
 _SCHEMA = """
 CREATE TABLE entries (
-    key BLOB PRIMARY KEY, data BLOB NOT NULL, size INTEGER NOT NULL, expires REAL NOT NULL,
-    saved REAL NOT NULL, hits INTEGER NOT NULL, used REAL NOT NULL
+    key BLOB PRIMARY KEY, size INTEGER NOT NULL, expires REAL NOT NULL, saved REAL NOT NULL,
+    hits INTEGER NOT NULL, used REAL NOT NULL, data BLOB NOT NULL
 ) STRICT;
-CREATE INDEX by_use ON entries (used);
+CREATE INDEX by_use ON entries (used, size, saved, hits);
 CREATE INDEX by_expiry ON entries (expires)
 """
-_DELETE = "DELETE FROM entries WHERE key = ? RETURNING size"
-_DELETE_EXPIRED = "DELETE FROM entries WHERE expires <= ? RETURNING size"
+"""The data is last and `by_use` has all that eviction asks for, so that it reads no data."""
+_EXPIRED = 1_024
+_DELETE_EXPIRED = """
+DELETE FROM entries
+WHERE rowid IN (SELECT rowid FROM entries WHERE expires <= ? LIMIT 1024)
+"""
+_WORST = """
+SELECT rowid, size, saved * (hits + 1) / size FROM
+(SELECT rowid, size, saved, hits, used FROM entries ORDER BY used LIMIT ?)
+ORDER BY 3, used, rowid
+"""
 _ROW_BYTES = 200
 """What a row takes beside its data, in the table and its indexes. Measured."""
+_VACUUM = "PRAGMA incremental_vacuum(1024)"
 _FLUSH_S = 0.05
 _BATCH = 256
 _MOST_WAITING = 4_096
+_MOST_WAITING_BYTES = 64 << 20
 _MOST_READS = 32
 """At once; a disk with more before it is too slow to be waited for."""
 _READ_LIMIT_S = 0.05
 _RETRY_S = 5.0
+_START_S = 1.0
 _CLOSE_S = 2.0
 _PAGE = 64
-_FULL, _ROOM = 1.0, 0.95
-"""Shares of the budget: above the first, rows go until the second is met."""
-_CHOICE = 4
-"""So many times the rows that must go are looked at, the longest unused ones, and the least worth
-among them go."""
+_ROOM = 0.95
+"""Where the budget is not met, rows go until so much of it is used."""
+_LARGEST = 0.125
+"""The share of the budget that one entry may take."""
+_CHOICE, _LEAST_CHOICE = 4, 128
+"""So many times the rows that must go are looked at, but no fewer than the second: the longest
+unused ones, and the least worth among them go."""
 
 _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
@@ -54,7 +68,8 @@ _Changes = dict[bytes, Entry | None]
 class DiskTier:
     """Reads and writes are in a thread each; writes are gathered for a twentieth of a second. A
     disk that is full, slow, or not to be written makes misses and lost writes, and is tried again
-    after some seconds. Event loop only."""
+    after some seconds. `max_bytes` is what the file takes between writes, without SQLite's journal
+    beside it. Event loop only."""
 
     name = "disk"
 
@@ -74,19 +89,23 @@ class DiskTier:
         self._readers = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk-read")
         self._writer = ThreadPoolExecutor(1, thread_name_prefix="headrace-disk-write")
         self._waiting: _Changes = {}
+        self._waiting_bytes = 0
+        self._removals = 0
         self._being_written: _Changes = {}
         self._touched: dict[bytes, int] = {}
         self._reads: set[asyncio.Future[bytes | None]] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._write: asyncio.Task[None] | None = None
+        self._write: asyncio.Task[bool] | None = None
         self._closed = False
         self._away_until = float("-inf")
         self._said = False
         self._hits = self._misses = self._stores = self._failures = self._dropped = 0
 
     async def start(self) -> None:
-        """Opens the file, and makes room if there is more in it than may be."""
-        await self._in(self._writer, lambda: self._store.apply({}, {}))
+        """Opens the file, and makes room if there is more in it than may be; does not wait for
+        that longer than a second."""
+        self._write = asyncio.create_task(self._written({}, {}))
+        await asyncio.wait({self._write}, timeout=_START_S)
 
     async def get(self, key: bytes) -> Entry | None:
         entry = await self._look(key)
@@ -97,7 +116,13 @@ class DiskTier:
         return entry
 
     def put(self, key: bytes, entry: Entry) -> None:
-        if self._closed or not self._here() or len(self._waiting) >= _MOST_WAITING:
+        if (
+            self._closed
+            or not self._here()
+            or len(self._waiting) >= _MOST_WAITING
+            or self._waiting_bytes + entry.size > _MOST_WAITING_BYTES
+            or entry.size > _LARGEST * self.max_bytes
+        ):
             self._dropped += 1
             return
         self._stores += 1
@@ -105,6 +130,7 @@ class DiskTier:
 
     def remove(self, key: bytes) -> None:
         if not self._closed:
+            self._removals += 1
             self._change(key, None)
 
     async def entries(self) -> AsyncGenerator[tuple[bytes, Entry], None]:
@@ -115,6 +141,8 @@ class DiskTier:
             page = await self._in(self._readers, lambda: self._store.page(start, now))  # noqa: B023 - run at once
             for key, data in page or ():
                 after = key
+                if any(changes.get(key, data) is None for changes in self._changes()):
+                    continue
                 try:
                     entry = unpack(data)
                 except CorruptEntryError:
@@ -144,11 +172,11 @@ class DiskTier:
             self._timer.cancel()
         try:
             async with asyncio.timeout(_CLOSE_S):
-                while self._waiting or self._write is not None:
-                    if self._write is None:
-                        self._flush()
+                written = True
+                while written and (self._waiting or self._write is not None):
+                    self._flush()  # unless a write is under way
                     if self._write is not None:
-                        await asyncio.shield(self._write)
+                        written = await asyncio.shield(self._write)
                 await self._in(self._readers, self._store.close_reader)
                 await self._in(self._writer, self._store.close_writer)
         except TimeoutError:
@@ -160,12 +188,13 @@ class DiskTier:
         return self._clock.monotonic() >= self._away_until
 
     async def _look(self, key: bytes) -> Entry | None:
-        for changes in (self._waiting, self._being_written):
+        for changes in self._changes():
             if key in changes:
                 return changes[key]
         if self._closed or not self._here() or len(self._reads) >= _MOST_READS:
             return None
         read = asyncio.ensure_future(self._in(self._readers, lambda: self._store.read(key)))
+        removals = self._removals
         self._reads.add(read)
         read.add_done_callback(self._reads.discard)
         try:
@@ -174,7 +203,7 @@ class DiskTier:
         except TimeoutError:
             self._failures += 1
             return None
-        if data is None or self._waiting.get(key, data) is None:
+        if data is None or removals != self._removals:  # it may be this one that has gone since
             return None
         try:
             entry = unpack(data)
@@ -186,7 +215,12 @@ class DiskTier:
             self._soon()
         return entry
 
+    def _changes(self) -> tuple[_Changes, _Changes]:
+        """Later than what is in the file, the latest first."""
+        return self._waiting, self._being_written
+
     def _change(self, key: bytes, entry: Entry | None) -> None:
+        self._waiting_bytes += _weight(entry) - _weight(self._waiting.get(key))
         self._waiting[key] = entry
         self._soon()
 
@@ -202,11 +236,11 @@ class DiskTier:
             return
         self._being_written = dict(list(self._waiting.items())[:_BATCH])
         for key in self._being_written:
-            del self._waiting[key]
+            self._waiting_bytes -= _weight(self._waiting.pop(key))
         touched, self._touched = self._touched, {}
         self._write = asyncio.create_task(self._written(self._being_written, touched))
 
-    async def _written(self, changes: _Changes, touched: dict[bytes, int]) -> None:
+    async def _written(self, changes: _Changes, touched: dict[bytes, int]) -> bool:
         done = await self._in(self._writer, lambda: self._store.apply(changes, touched))
         if done is None:
             removed = [key for key, entry in changes.items() if entry is None]
@@ -216,6 +250,7 @@ class DiskTier:
         self._being_written, self._write = {}, None
         if self._waiting:
             self._soon()
+        return done is not None
 
     async def _in(self, pool: ThreadPoolExecutor, work: Callable[[], _Result]) -> _Result | None:
         """What `work` gives, or None where the disk fails."""
@@ -232,6 +267,10 @@ class DiskTier:
             _log.info("the answers in %s are back", self.path)
             self._said = False
         return result
+
+
+def _weight(entry: Entry | None) -> int:
+    return 0 if entry is None else entry.size
 
 
 class _Store:
@@ -265,10 +304,10 @@ class _Store:
         db = self._open()
         try:
             with db:
-                if self.bytes is None:
-                    self._recount(db)
+                if self.count is None:
+                    (self.count,) = db.execute("SELECT COUNT(*) FROM entries").fetchone()
                 for key, entry in changes.items():
-                    self._delete(db, _DELETE, key)
+                    self._delete(db, "DELETE FROM entries WHERE key = ?", key)
                     if entry is not None and entry.expires > now:
                         self._insert(db, key, entry, now)
                 db.executemany(
@@ -276,7 +315,9 @@ class _Store:
                     [(times, now, key) for key, times in touched.items()],
                 )
                 self._make_room(db, now)
-            db.execute("PRAGMA incremental_vacuum")
+            if self._pages(db, "page_count") > self._max_bytes:
+                db.executescript(_VACUUM)
+            self.bytes = self._used(db)
         except sqlite3.DatabaseError as error:
             self.count = self.bytes = None  # nothing of it has happened
             self._suspect = not isinstance(error, sqlite3.OperationalError)
@@ -299,7 +340,6 @@ class _Store:
         if self._writer is None:
             self._writer = open_store(self._path, _SCHEMA, _VERSION, suspect=self._suspect)
             self._suspect = False
-            self._recount(self._writer)
         return self._writer
 
     def _asked(self, statement: str, values: tuple[object, ...]) -> sqlite3.Cursor:
@@ -313,41 +353,44 @@ class _Store:
             self._suspect = self._suspect or not isinstance(error, sqlite3.OperationalError)
             raise
 
-    def _recount(self, db: sqlite3.Connection) -> None:
-        counted = db.execute("SELECT COUNT(*), COALESCE(SUM(size), 0) FROM entries").fetchone()
-        self.count, self.bytes = counted
-
     def _insert(self, db: sqlite3.Connection, key: bytes, entry: Entry, now: float) -> None:
         data = pack(entry)
-        size = len(data) + _ROW_BYTES
         db.execute(
-            "INSERT INTO entries VALUES (?, ?, ?, ?, ?, 0, ?)",
-            (key, data, size, entry.expires, entry.saved_s, now),
+            "INSERT INTO entries VALUES (?, ?, ?, ?, 0, ?, ?)",
+            (key, len(data) + _ROW_BYTES, entry.expires, entry.saved_s, now, data),
         )
-        self._add(1, size)
+        self.count = (self.count or 0) + 1
 
-    def _delete(self, db: sqlite3.Connection, statement: str, value: object) -> None:
-        gone = db.execute(statement, (value,)).fetchall()
-        self._add(-len(gone), -sum(size for (size,) in gone))
-
-    def _add(self, rows: int, size: int) -> None:
-        self.count = (self.count or 0) + rows
-        self.bytes = (self.bytes or 0) + size
+    def _delete(self, db: sqlite3.Connection, statement: str, value: object) -> int:
+        gone = db.execute(statement, (value,)).rowcount
+        self.count = (self.count or 0) - gone
+        return gone
 
     def _make_room(self, db: sqlite3.Connection, now: float) -> None:
-        self._delete(db, _DELETE_EXPIRED, now)
-        while (used := self.bytes or 0) > _FULL * self._max_bytes:
-            spare = used - _ROOM * self._max_bytes
-            look_at = max(_CHOICE, round(_CHOICE * spare * (self.count or 1) / used))
-            rows = db.execute(
-                "SELECT key, size, saved * (hits + 1) / size FROM entries ORDER BY used LIMIT ?",
-                (look_at,),
-            ).fetchall()
+        expired = self._delete(db, _DELETE_EXPIRED, now)
+        while (used := self._used(db)) > self._max_bytes:
+            if expired == _EXPIRED:
+                expired = self._delete(db, _DELETE_EXPIRED, now)
+                continue
+            # By halves, for a row may take more pages than its size says.
+            spare = (used - _ROOM * self._max_bytes) / 2
+            look_at = max(_LEAST_CHOICE, round(_CHOICE * spare * (self.count or 1) / used))
+            rows = db.execute(_WORST, (look_at,)).fetchall()
             if not rows:
                 return
-            for key, size, _ in sorted(rows, key=lambda row: row[2]):
-                self._delete(db, _DELETE, key)
+            for row, size, _ in rows:
+                self._delete(db, "DELETE FROM entries WHERE rowid = ?", row)
                 self.evictions += 1
                 spare -= size
                 if spare <= 0:
                     break
+
+    def _used(self, db: sqlite3.Connection) -> int:
+        """What the pages of the file take that are not free."""
+        return self._pages(db, "page_count") - self._pages(db, "freelist_count")
+
+    def _pages(self, db: sqlite3.Connection, which: str) -> int:
+        """In bytes."""
+        (pages,) = db.execute(f"PRAGMA {which}").fetchone()
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+        return int(pages * size)

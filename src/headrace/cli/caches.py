@@ -89,10 +89,14 @@ def _remote(
         )
     from headrace.caching.remote import Remote, RemoteSettings  # noqa: PLC0415 - needs an extra
 
-    return Remote(
-        RemoteSettings(
+    try:
+        place = RemoteSettings(
             chosen.url.get_secret_value(), prefix=chosen.prefix, timeout_s=chosen.timeout
-        ),
+        )
+    except ValueError as error:
+        raise ConfigError([f"caching.redis.url: {error}"]) from None
+    return Remote(
+        place,
         secret,
         epochs,
         clock=clock,

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from headrace.caching.base import Handler
@@ -20,6 +21,7 @@ _PATIENCE = 20.0
 _BATCH = 256
 _BLOCK_S = 2.0
 _PAUSE_S = 0.5
+_CLOSE_S = 0.5
 _START = b"0-0"
 
 _log = logging.getLogger(__name__)
@@ -62,8 +64,15 @@ class RedisBulletin:
         self._tasks = [asyncio.create_task(self._write()), asyncio.create_task(self._listen())]
 
     async def close(self) -> None:
+        """Writes what waits, unless that takes long."""
         tasks, self._tasks = self._tasks, []
+        if not tasks:
+            return
         await end(tasks)
+        with suppress(TimeoutError, RemoteDownError):
+            async with asyncio.timeout(_CLOSE_S):
+                while self._outgoing:
+                    await self._write_some()
 
     @property
     def _name(self) -> str:
@@ -116,6 +125,8 @@ class RedisBulletin:
 
     async def _follow(self, client: Redis, patience: float) -> None:
         """Reads until it fails."""
+        if self._position == _START:
+            self._position = None  # while nobody looked, an empty log may have begun and ended
         await self._link.bounded(self._resume(client), patience)
         self.connected = True
         while True:
@@ -126,10 +137,16 @@ class RedisBulletin:
                 await self._link.bounded(self._resume(client), patience)
                 continue
             ((_, messages),) = read
+            # Trimming leaves more than a batch: where less is to be read, nothing was skipped.
+            if len(messages) == _BATCH and not await self._link.bounded(
+                self._is_there(client, at), patience
+            ):
+                self._gap()
             for number, fields in messages:
                 self._position = number
                 if fields:
-                    self._tell(fields.get(b"k", b"").decode(), fields.get(b"m", b""))
+                    kind = fields.get(b"k", b"").decode(errors="replace")
+                    self._tell(kind, fields.get(b"m", b""))
 
     async def _resume(self, client: Redis) -> None:
         """Finds the place in the log, and calls it a gap where there is no such place."""
@@ -137,6 +154,9 @@ class RedisBulletin:
             return
         latest: Any = await client.xrevrange(self._name, count=1)
         self._position = latest[0][0] if latest else _START
+        self._gap()
+
+    def _gap(self) -> None:
         for handler in self._gap_handlers:
             handler()
 

@@ -32,15 +32,23 @@ class RemoteDownError(Exception):
 class RemoteSettings:
     """`url` as redis-py reads it: redis://, rediss:// or unix://, with password and database. All
     keys begin with `prefix`. `timeout_s` bounds a call from asking for a connection to its answer;
-    `log_length` is about how many changes are kept for replicas that were away."""
+    `log_length` is about how many changes are kept for replicas that were away. Raises
+    ValueError."""
 
     url: str = field(repr=False)
     prefix: str = "headrace:"
     timeout_s: float = 0.05
     connections: int = 16
     most_waiting: int = 1_024
+    most_waiting_bytes: int = 64 << 20
     max_entry_bytes: int = 8 << 20
     log_length: int = 10_000
+
+    def __post_init__(self) -> None:
+        try:
+            _ = urlsplit(self.url).port
+        except ValueError:  # it may quote what is secret
+            raise ValueError("the URL of Redis has no valid host and port") from None
 
     @property
     def place(self) -> str:
@@ -59,6 +67,7 @@ class Link:
         self.breaker = Breaker(clock, rng)
         self.failures = 0
         self._client: Redis | None = None
+        self._closed = False
         self._tasks: set[asyncio.Future[Any]] = set()
 
     @property
@@ -70,7 +79,7 @@ class Link:
     ) -> _Result:
         """What `work` gives. `patience` stretches the bound where no request waits. Raises
         RemoteDownError."""
-        if not self.breaker.allows():
+        if self._closed or not self.breaker.allows():
             raise RemoteDownError("passed by")
         try:
             result = await self.bounded(work(self._connected()), self.settings.timeout_s * patience)
@@ -81,9 +90,7 @@ class Link:
         except Exception as error:  # noqa: BLE001 - whatever it was, it is no answer
             self._failed(error)
             raise RemoteDownError(type(error).__name__) from None
-        if not self.healthy:
-            _log.info("%s answers again", self.settings.place)
-        self.breaker.succeeded()
+        self._answered()
         return result
 
     async def bounded(self, work: Awaitable[_Result], seconds: float) -> _Result:
@@ -128,6 +135,7 @@ class Link:
         return Redis.from_pool(pool)
 
     async def close(self) -> None:
+        self._closed = True
         await end(self._tasks)
         client, self._client = self._client, None
         if client is not None:
@@ -151,12 +159,17 @@ class Link:
             self._client = self.client(socket_timeout=patient, socket_connect_timeout=patient)
         return self._client
 
+    def _answered(self) -> None:
+        if not self.healthy:
+            _log.info("%s answers again", self.settings.place)
+        self.breaker.succeeded()
+
     def _failed(self, error: Exception) -> None:
         from redis.exceptions import ResponseError  # noqa: PLC0415 - an extra
 
         self.failures += 1
         if isinstance(error, ResponseError):
-            self.breaker.succeeded()  # no is an answer too
+            self._answered()  # no is an answer too
             return
         was = self.breaker.state
         self.breaker.failed()

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from redis.asyncio import Redis
+    from redis.asyncio.client import Pipeline
 
 __all__ = ["RedisTier"]
 
@@ -23,6 +24,9 @@ _MAC_BYTES = 16
 _BATCH = 64
 _PATIENCE = 20.0
 """Nobody waits for writes."""
+_BATCH_BYTES = 1 << 20
+"""Packing more at once would hold up the loop."""
+_LONGEST_S = 1e9
 _PAUSE_S = 0.5
 _CLOSE_S = 1.0
 
@@ -47,6 +51,8 @@ class RedisTier:
         self._clock = clock
         self._sleep = sleep
         self._waiting: dict[bytes, Entry | None] = {}
+        self._waiting_bytes = 0
+        self._removals = 0
         self._something = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._hits = self._misses = self._stores = self._dropped = 0
@@ -67,20 +73,20 @@ class RedisTier:
         if (
             entry.size > settings.max_entry_bytes
             or len(self._waiting) >= settings.most_waiting
+            or self._waiting_bytes + entry.size > settings.most_waiting_bytes
             or not self._link.healthy
         ):
             self._dropped += 1
             return
         self._stores += 1
-        self._waiting[key] = entry
-        self._something.set()
+        self._wait(key, entry)
 
     def remove(self, key: bytes) -> None:
-        self._waiting[key] = None
-        while len(self._waiting) > 4 * self._link.settings.most_waiting:
-            del self._waiting[next(iter(self._waiting))]
+        self._removals += 1
+        while len(self._waiting) >= 4 * self._link.settings.most_waiting:
+            self._done(next(iter(self._waiting)))
             self._dropped += 1
-        self._something.set()
+        self._wait(key, None)
 
     def stats(self) -> TierStats:
         return TierStats(
@@ -107,6 +113,7 @@ class RedisTier:
         except (TimeoutError, RemoteDownError):
             self._dropped += len(self._waiting)
         self._waiting.clear()
+        self._waiting_bytes = 0
 
     def name_of(self, key: bytes) -> str:
         return f"{self._link.settings.prefix}e1:{key.hex()}"
@@ -114,11 +121,12 @@ class RedisTier:
     async def _look(self, key: bytes) -> Entry | None:
         if key in self._waiting:
             return self._waiting[key]
+        removals = self._removals
         try:
             data = await self._link.call(lambda redis: redis.get(self.name_of(key)))
         except RemoteDownError:
             return None
-        if data is None or self._waiting.get(key, data) is None:
+        if data is None or removals != self._removals:  # it may be this one that has gone since
             return None
         entry = self._believed(key, data)
         if entry is None:
@@ -152,34 +160,64 @@ class RedisTier:
             self._something.clear()
 
     async def _write_some(self) -> None:
-        """Puts are lost if it fails, removals are not: what is gone must not come back."""
-        batch = dict(list(self._waiting.items())[:_BATCH])
-        now = self._clock.wall()
+        """Puts are lost if it fails, removals are not: what is gone must not come back. Raises
+        RemoteDownError if any failed."""
+        batch = self._batch()
 
-        async def send(redis: Redis) -> None:
+        async def send(redis: Redis) -> list[object]:
             pipe = redis.pipeline(transaction=False)
             for key, entry in batch.items():
-                if entry is None:
-                    pipe.delete(self.name_of(key))
-                elif (left_ms := round(1000 * (entry.expires - now))) > 0:
-                    packed = pack(entry)
-                    pipe.set(self.name_of(key), self._code(key, packed) + packed, px=left_ms)
-            failed = [e for e in await pipe.execute(raise_on_error=False) if _is_error(e)]
-            if failed:
-                raise failed[0]
+                self._add(pipe, key, entry)
+            return await pipe.execute(raise_on_error=False)
 
         try:
-            await self._link.call(send, patience=_PATIENCE)
+            results = await self._link.call(send, patience=_PATIENCE)
         except RemoteDownError:
-            for key, entry in batch.items():
-                if entry is not None and self._waiting.get(key) is entry:
-                    del self._waiting[key]
-                    self._dropped += 1
+            self._written(batch, set(batch))
             raise
+        refused = {
+            key for key, result in zip(batch, results, strict=True) if isinstance(result, Exception)
+        }
+        self._written(batch, refused)
+        if refused:
+            self._link.broken("a write was refused")
+            raise RemoteDownError("refused")
+
+    def _batch(self) -> dict[bytes, Entry | None]:
+        """The longest waiting; puts that are worth it, and removals."""
+        batch: dict[bytes, Entry | None] = {}
+        size = 0
+        for key, entry in self._waiting.items():
+            size += 0 if entry is None else entry.size
+            if batch and (size > _BATCH_BYTES or len(batch) == _BATCH):
+                break
+            batch[key] = entry
+        return batch
+
+    def _add(self, pipe: Pipeline, key: bytes, entry: Entry | None) -> None:
+        left_s = 0.0 if entry is None else min(entry.expires - self._clock.wall(), _LONGEST_S)
+        left_ms = round(1000 * left_s)
+        if entry is None or left_ms <= 0:
+            pipe.delete(self.name_of(key))
+            return
+        packed = pack(entry)
+        pipe.set(self.name_of(key), self._code(key, packed) + packed, px=left_ms)
+
+    def _written(self, batch: dict[bytes, Entry | None], failed: set[bytes]) -> None:
+        """Unless it has changed since, what was in the batch waits no more."""
         for key, entry in batch.items():
-            if self._waiting.get(key, batch) is entry:
-                del self._waiting[key]
+            if self._waiting.get(key, batch) is not entry or (key in failed and entry is None):
+                continue
+            self._done(key)
+            self._dropped += key in failed
 
+    def _wait(self, key: bytes, entry: Entry | None) -> None:
+        if key in self._waiting:
+            self._done(key)
+        self._waiting[key] = entry
+        self._waiting_bytes += 0 if entry is None else entry.size
+        self._something.set()
 
-def _is_error(result: object) -> bool:
-    return isinstance(result, Exception)
+    def _done(self, key: bytes) -> None:
+        entry = self._waiting.pop(key)
+        self._waiting_bytes -= 0 if entry is None else entry.size
